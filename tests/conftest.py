@@ -16,7 +16,7 @@ from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.testing import Trial
 from tests.small_studies import RunFedpipe
 
-#: The same examples on every machine, however slow it is.
+#: Use the same examples on every machine, regardless of its speed.
 hypothesis.settings.register_profile(
     "fedpipe", derandomize=True, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
@@ -37,7 +37,7 @@ def _one_thread() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_proxy() -> Iterator[None]:
-    """Servers of tests are on this machine, so no proxy may be used."""
+    """Test servers run on this machine, so tests use no proxy."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("no_proxy", "NO_PROXY"):
             patch.setenv(name, "127.0.0.1,localhost")
@@ -46,19 +46,19 @@ def _no_proxy() -> Iterator[None]:
 
 @pytest.fixture
 def make_clients() -> Callable[..., FederatedData]:
-    """Makes the small federation of :func:`fedpipe.testing.make_synthetic_clients`."""
+    """The function :func:`fedpipe.testing.make_synthetic_clients`, which returns a small federation."""
     return testing.make_synthetic_clients
 
 
 @pytest.fixture
 def make_trial() -> Callable[..., Trial]:
-    """Makes a trial, as :func:`fedpipe.testing.make_trial`."""
+    """The function :func:`fedpipe.testing.make_trial`."""
     return testing.make_trial
 
 
 @pytest.fixture
 def assert_same() -> Callable[..., None]:
-    """Compares tensors, as :func:`fedpipe.testing.assert_same`."""
+    """The function :func:`fedpipe.testing.assert_same`, which compares tensors."""
     return testing.assert_same
 
 

@@ -1,7 +1,7 @@
-"""A device that a CPU plays: its tensors hold real values, and no operation takes them together with the host's.
+"""A simulated GPU: its tensors contain real values, and no operation mixes them with tensors of the host.
 
-It goes by the name of `meta`. What a GPU refuses is refused, and what crosses between device and host is counted:
-values that are read, and tensors that are copied, large ones by themselves.
+The device is called `meta`. Operations that a GPU rejects raise an error. Transfers between device and host are
+counted: values that are read, and small and large tensors that are copied.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ DEVICE, HOST = torch.device("meta"), torch.device("cpu")
 LARGE = 4096  #: elements of a large tensor
 aten = torch.ops.aten
 
-#: Operations that take an index from the host to tensors on a GPU: they send it there.
+#: Operations on GPU tensors that accept an index on the host and copy it to the GPU.
 INDEXED = {"index.Tensor", "index_put.default", "index_put_.default", "_unsafe_index.Tensor"}
-#: Those for which the host waits, since it has to know a value, or how large the result is.
+#: Operations for which the host waits, because it needs a value or the size of the result.
 READ = {"_local_scalar_dense", "equal", "nonzero", "masked_select", "unique_dim", "_unique2"}
-#: Those that take no scalar tensor of the host together with tensors on a GPU, as arithmetic does.
+#: Operations that, unlike arithmetic, accept no scalar tensor of the host together with tensors on a GPU.
 STRICT = {
     *("cat.default", "stack.default", "index_copy.default", "index_copy_.default", "index_select.default"),
     *("index_fill.int_Tensor", "index_fill_.int_Tensor", "gather.default", "mm.default", "mv.default", "dot.default"),
 }
-#: Those without a deterministic kernel for a GPU, which a run refuses there: what PyTorch 2.11's CUDA library raises an
-#: error for, and what its documentation names.
-UNSTEADY = {
+#: Operations without a deterministic GPU kernel, which a run rejects on a GPU. The CUDA library of PyTorch 2.11 raises
+#: an error for them, or its documentation lists them.
+NONDETERMINISTIC = {
     *("_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward", "adaptive_max_pool2d_backward"),
     *("avg_pool3d_backward", "max_pool3d_with_indices_backward", "max_unpool2d", "max_unpool3d"),
     *("fractional_max_pool2d_backward", "fractional_max_pool3d_backward"),
@@ -46,13 +46,13 @@ UNSTEADY = {
 }
 
 
-class There(Tensor):
+class DeviceTensor(Tensor):
     """A tensor on the device."""
 
-    held: Tensor  #: its values, on the host
+    held: Tensor  #: values of the tensor, on the host
 
     @staticmethod
-    def __new__(cls, held: Tensor) -> There:
+    def __new__(cls, held: Tensor) -> DeviceTensor:
         made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls, held.shape, held.stride(), held.storage_offset(), dtype=held.dtype, device=DEVICE
         )
@@ -60,7 +60,7 @@ class There(Tensor):
         return made
 
     def __repr__(self, **_: Any) -> str:
-        return f"There({self.held})"
+        return f"DeviceTensor({self.held})"
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -70,33 +70,35 @@ class There(Tensor):
 
 
 def compute_on_device(func: Any, args: Any, kwargs: dict[str, Any], crossed: Counter[str]) -> Any:
-    """What an operation gives on the device; counts what crosses."""
+    """Compute an operation on the device, and count the transfers."""
     name = str(func).removeprefix("aten.")
     tensors = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
-    there = [value for value in tensors if isinstance(value, There)]
+    there = [value for value in tensors if isinstance(value, DeviceTensor)]
     target = kwargs.get("device") or (DEVICE if there else HOST)
     inner = kwargs | ({"device": HOST} if "device" in kwargs else {})
-    unwrapped, inner = pytree.tree_map_only(There, lambda value: value.held, (args, inner))
+    unwrapped, inner = pytree.tree_map_only(DeviceTensor, lambda value: value.held, (args, inner))
     chosen = any(value.dtype == torch.bool for value in there[1:]) and name in INDEXED
     crossed["read"] += bool(there) and (chosen or name.partition(".")[0] in READ)
     if func in (aten._to_copy.default, aten.copy_.default):
-        source = tensors[-1].device if tensors else HOST  # a number of Python's otherwise
+        source = tensors[-1].device if tensors else HOST  # otherwise a Python number
         target = tensors[0].device if func is aten.copy_.default else torch.device(kwargs.get("device") or source)
         if source != target:
             size = "large" if tensors and tensors[-1].numel() >= LARGE else "small"
             crossed[f"{size}, to the device" if target == DEVICE else f"{size}, to the host"] += 1
     elif there:
-        others = [value for value in tensors if not isinstance(value, There)]
+        others = [value for value in tensors if not isinstance(value, DeviceTensor)]
         if name in INDEXED:
             crossed["small, to the device"] += len(others)
         elif any(value.dim() or name in STRICT for value in others):
-            raise RuntimeError(f"{name}: tensors lie on the device and on the host")
-        if name.partition(".")[0] in UNSTEADY:
+            raise RuntimeError(f"{name}: tensors are on the device and on the host")
+        if name.partition(".")[0] in NONDETERMINISTIC:
             raise RuntimeError(f"{name} has no deterministic kernel")
     found = func(*unwrapped, **inner)
     if target == HOST or not isinstance(found, (Tensor, list, tuple)):
         return found if func is not aten.copy_.default else args[0]
-    wrapped = pytree.tree_map_only(Tensor, lambda value: value if isinstance(value, There) else There(value), found)
+    wrapped = pytree.tree_map_only(
+        Tensor, lambda value: value if isinstance(value, DeviceTensor) else DeviceTensor(value), found
+    )
     return return_and_correct_aliasing(func, args, kwargs, wrapped) if there else wrapped
 
 
@@ -110,7 +112,7 @@ class _Dispatch(TorchDispatchMode):
 
 
 class _Functions(TorchFunctionMode):
-    """What PyTorch does with a device called `meta` before it comes to operations."""
+    """PyTorch functions that handle a device called `meta` before any operation runs."""
 
     def __init__(self, crossed: Counter[str]) -> None:
         super().__init__()
@@ -120,21 +122,21 @@ class _Functions(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in (torch.tensor, torch.as_tensor) and torch.device(kwargs.get("device") or HOST) == DEVICE:
             return func(*args, **kwargs | {"device": HOST}).to(DEVICE)
-        if func is Tensor.new_tensor and isinstance(args[0], There):
+        if func is Tensor.new_tensor and isinstance(args[0], DeviceTensor):
             return args[0].held.new_tensor(*args[1:], **kwargs).to(DEVICE)
         if func is Tensor.__getitem__ and isinstance(args[1], list):
             return args[0][torch.tensor(args[1], device=HOST).to(args[0].device)]
-        if func is Tensor.tolist and isinstance(args[0], There):
+        if func is Tensor.tolist and isinstance(args[0], DeviceTensor):
             self._crossed["read"] += 1
             return args[0].held.tolist()
         return func(*args, **kwargs)
 
 
-class OneByOne:
-    """In place of a pool of threads, which would not know of the device."""
+class SequentialExecutor:
+    """Replacement of a thread pool, whose threads would not use the simulated device."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        """Nothing to prepare."""
+        """Ignore the arguments of a thread pool."""
 
     def submit(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
         done: Future[Any] = Future()
@@ -147,7 +149,7 @@ class OneByOne:
 
 @contextmanager
 def use_device() -> Iterator[Counter[str]]:
-    """The device, which counts what crosses: "read", "large, to the host", "small, to the device" and so on."""
+    """Use the device. Yield the counts of transfers: "read", "large, to the host", "small, to the device" and so on."""
     crossed: Counter[str] = Counter()
     with ExitStack() as stack:
         stack.enter_context(_Functions(crossed))

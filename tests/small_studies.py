@@ -1,4 +1,4 @@
-"""Small studies for the tests: real digits, few rounds, and functions that compare their results bit for bit."""
+"""Small studies for the tests: real digits, few rounds, and functions that compare results bit for bit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedpipe.settings.execution import Execution
 RunFedpipe = Callable[..., tuple[int, str, str]]  #: fixture ``run_fedpipe`` of tests/conftest.py
 
 ROOT = Path(__file__).parent.parent
-#: Methods of all kinds: plain, corrected, regularized, by classes, mixed, and personal. Slow tests have all methods.
+#: Methods of all kinds: plain, corrected, regularized, class-wise, mixed, and personal. Slow tests cover all methods.
 REPRESENTATIVE = ("fedavg", "scaffold", "feddw", "cwfedavg", "fedala", "pfps_lwc")
 SHIPPED: tuple[str, ...] = tuple(yaml.safe_load((ROOT / "params.yaml").read_text())["study"]["algorithms"])
 
@@ -34,7 +34,7 @@ def mark_others_slow(names: Iterable[str], fast: Collection[str] = REPRESENTATIV
 
 
 def settings(labels: tuple[str, ...] = ("fedavg",), rounds: int = 4, **sections: Any) -> dict[str, Any]:
-    """A params.yaml: ten clients of unequal size, half of them in a round."""
+    """Return the content of a params.yaml: ten clients of unequal size, half of them in each round."""
     base: dict[str, Any] = {
         "partition": {"scheme": "dirichlet", "alpha": 0.3},
         "model": {"name": "mlp", "hidden": [16]},
@@ -71,7 +71,7 @@ def open_runs(plan: NewPlan, threads: int = 1, **execution: Any) -> list[Run]:
 
 
 def read_scores(run: Run, rounds: int, protocol: str) -> dict[tuple[int, int], tuple[int, int, float]]:
-    """Correct predictions, number of samples and loss by round and client, from the merged files of a run."""
+    """Return correct predictions, samples and loss by round and client, from the merged files of a run."""
     return {
         (row["round"], row["client"]): (row["correct"], row["total"], row["loss"])
         for row in layout.read_merged_table(run.files.get_merged_files(rounds).metrics).to_pylist()
@@ -80,7 +80,7 @@ def read_scores(run: Run, rounds: int, protocol: str) -> dict[tuple[int, int], t
 
 
 def hash_results(folder: Path) -> dict[str, str]:
-    """SHA-256 of every tensor file and table below a folder, by relative path. Times are left out."""
+    """Return the SHA-256 of every tensor file and table below a folder, by relative path. Times are excluded."""
     contents = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     for pack in folder.rglob("rounds.zip"):
         contents |= {pack.with_suffix("") / name: data for name, data in archive.read_pack_members(pack).items()}
@@ -99,13 +99,13 @@ def delete_rounds(run: Path) -> None:
 
 
 def read_round_times(run: Path) -> dict[int, str]:
-    """Times of the complete rounds of a run, except round 0. They change if a round is repeated."""
+    """Return the times of the complete rounds of a run, except round 0. They change if a round is repeated."""
     files = RunFiles(run)
     return {n: json.dumps(read_json(files.get_round_files(n).times)) for n in files.list_complete_rounds() if n}
 
 
 def copy_project(folder: Path) -> Path:
-    """The project as a newcomer's clone would have it, without results."""
+    """Copy the project into a folder without results, like a new clone."""
     import subprocess
 
     names = subprocess.run(

@@ -16,18 +16,18 @@ from fedpipe.models.base import Network
 from fedpipe.models.mlp import MLP
 
 
-def scalar(value):
-    """The toy's model at x = ``value``."""
+def make_scalar_model(value):
+    """Make the toy's model at x = ``value``."""
     return Tensors({"head.weight": torch.tensor([[float(value)]], dtype=torch.float64)})
 
 
-def quadratic(a, b, x):
-    """The risk of Q2."""
+def compute_quadratic_risk(a, b, x):
+    """Compute the risk of Q2."""
     return a / 2 * (x - b) ** 2
 
 
-def with_risk(algorithm, risk):
-    """The same algorithm whose clients minimize ``risk``, with a and b their samples and x the only parameter."""
+def replace_risk(algorithm, risk):
+    """Copy an algorithm whose clients then minimize ``risk``. Samples are a and b, the only parameter is x."""
 
     class Toy(type(algorithm)):
         def risk(self, client, batch):
@@ -39,18 +39,20 @@ def with_risk(algorithm, risk):
 
 @pytest.fixture(name="scalar")
 def scalar_fixture():
-    """See :func:`scalar`."""
-    return scalar
+    """See :func:`make_scalar_model`."""
+    return make_scalar_model
 
 
 @pytest.fixture
 def make_toy(make_trial):
-    """A trial on scalar clients (a, b), all in every round; by default Q2 at 0 with rate 0.1.
+    """Make a trial on scalar clients (a, b) that all participate in every round. The default is Q2 at 0 with rate 0.1.
 
-    ``local_epochs`` is the number of exact gradient steps in a round; client k has ``sizes[k]`` equal samples.
+    ``local_epochs`` is the number of exact gradient steps in a round. Client k has ``sizes[k]`` equal samples.
     """
 
-    def make(algorithm, problems=((1.0, 0.0), (3.0, 4.0)), sizes=None, start=0.0, risk=quadratic, **settings):
+    def make(
+        algorithm, problems=((1.0, 0.0), (3.0, 4.0)), sizes=None, start=0.0, risk=compute_quadratic_risk, **settings
+    ):
         sizes = sizes or [1] * len(problems)
         samples = np.repeat(np.array(problems), sizes, axis=0)
         parts = np.split(np.arange(len(samples)), np.cumsum(sizes)[:-1])
@@ -59,10 +61,10 @@ def make_toy(make_trial):
             torch.as_tensor(samples), labels, parts, [nothing] * len(parts), nothing, 1, 0, torch.float64
         )
         return make_trial(
-            with_risk(algorithm, risk),
+            replace_risk(algorithm, risk),
             lambda: Network(nn.Identity(), nn.Linear(1, 1, bias=False)),
             clients,
-            initial_model=lambda index: scalar(start),
+            initial_model=lambda index: make_scalar_model(start),
             **{"participation": 1.0, "local_epochs": 1, "learning_rate": 0.1} | settings,
         )
 
@@ -71,7 +73,7 @@ def make_toy(make_trial):
 
 @pytest.fixture
 def list_batches():
-    """``list_batches(trial, client, 1)``: inputs and classes of each step of a client in round 1, for plain loops."""
+    """``list_batches(trial, client, 1)``: inputs and classes of each step of a client in round 1, for PyTorch loops."""
 
     def gather_batches(trial, client, number, stream="batches", epochs=None):
         federation = trial.algorithm.federation
@@ -85,10 +87,10 @@ def list_batches():
 
 @pytest.fixture
 def train_plainly(list_batches):
-    """``train_plainly(trial, loss, 3)``: the model of a plain PyTorch loop of FedAvg with another loss.
+    """``train_plainly(trial, loss, 3)``: the model after 3 rounds of FedAvg as a PyTorch loop with another loss.
 
-    ``loss(module, received, x, y)`` has the client's model and the one that it received, in evaluation mode. Weights,
-    batches and the learning rate are those of the trial on the MLP.
+    The arguments of ``loss(module, received, x, y)`` are the client's model, the received model in evaluation mode, and
+    a batch. Weights, batches, and the learning rate are those of the trial on the MLP.
     """
 
     def train(trial, loss, rounds):
@@ -118,7 +120,7 @@ def train_plainly(list_batches):
 
 @pytest.fixture
 def compute_finetuned_loss(list_batches):
-    """``compute_finetuned_loss(trial, 1, ("head",))``: test loss after PyTorch's own epoch on parts of the MLP."""
+    """``compute_finetuned_loss(trial, 1, ("head",))``: test loss after one PyTorch epoch on parts of the MLP."""
 
     def tune(trial, client, parts):
         module, federation = MLP(hidden=(6,)).build((5,), 4).double(), trial.algorithm.federation
@@ -137,7 +139,7 @@ def compute_finetuned_loss(list_batches):
 
 @pytest.fixture
 def trace_path():
-    """``trace_path(trial, 4)``: where the toy's model is after each of the next 4 rounds."""
+    """``trace_path(trial, 4)``: the toy's parameter after each of the next 4 rounds."""
 
     def walk(trial, rounds):
         return [float(trial.run().server["model"]["head.weight"]) for _ in range(rounds)]

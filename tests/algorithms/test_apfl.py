@@ -12,8 +12,8 @@ EXPECTED = Expected(traffic=[({}, lambda n: (n.all, n.all))], centralized={})
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
-def test_two_steps_on_a_quadratic(make_toy, adaptive):
-    """(x - 4)^2 / 2 from w = v = 0, with alpha 1/2, by hand: alpha moves along (v - w) (mixture - 4)."""
+def test_apfl_steps_match_exact_values_on_quadratic(make_toy, adaptive):
+    """The risk is (x - 4)^2 / 2. Start at w = v = 0 and alpha 1/2. Alpha moves along (v - w) (mixture - 4)."""
     trial = make_toy(APFL(alpha=0.5, adaptive=adaptive), [(1, 4)], local_epochs=3).run()
     w = v = 0.0
     alpha = 0.5
@@ -29,12 +29,12 @@ def test_two_steps_on_a_quadratic(make_toy, adaptive):
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
-def test_the_global_model_is_fedavgs(make_trial, assert_same, adaptive):
+def test_apfl_global_model_equals_fedavg(make_trial, assert_same, adaptive):
     apfl, plain = (make_trial(method, momentum=0.9).run(3) for method in (APFL(adaptive=adaptive), FedAvg()))
     assert_same(apfl.server, plain.server, tolerance=1e-13)
 
 
-def test_without_the_own_model_the_mixture_is_the_global_model(make_trial, assert_same):
+def test_apfl_mixture_with_alpha_0_equals_global_model(make_trial, assert_same):
     trial = make_trial(APFL(alpha=0.0, adaptive=False)).run(3)
     client = trial.start(3)
     assert_same(trial.algorithm.mix_with_local_model(client, client["model"]), trial.server["model"])
@@ -42,14 +42,14 @@ def test_without_the_own_model_the_mixture_is_the_global_model(make_trial, asser
         assert_same(state["own"], trial.initial_client_state["own"])
 
 
-def test_with_the_own_model_alone_clients_train_alone(make_trial, assert_same):
+def test_apfl_own_model_with_alpha_1_equals_local_training(make_trial, assert_same):
     apfl, local = (make_trial(method, momentum=0.9).run(3) for method in (APFL(alpha=1.0, adaptive=False), Local()))
     for client in range(8):
         assert_same(apfl.client_states[client]["own"], local.client_states[client]["model"], tolerance=1e-13)
 
 
-def test_alpha_stays_between_0_and_1(make_toy):
-    """A large step with an own model that fits worse than the global one, and of one that fits better."""
+def test_apfl_clips_alpha_to_0_and_1(make_toy):
+    """Take a large step with an own model that fits worse than the global one, then with one that fits better."""
     for own, bound in ((-50.0, 0.0), (4.0, 1.0)):
         trial = make_toy(APFL(alpha=0.9), [(1, 4)])
         trial.client_states[0]["own"] = Tensors({"head.weight": torch.tensor([[own]], dtype=torch.float64)})
@@ -57,8 +57,8 @@ def test_alpha_stays_between_0_and_1(make_toy):
         assert float(trial.client_states[0]["mixing"]["alpha"]) == bound
 
 
-def test_three_rounds_equal_a_plain_loop(make_trial, list_batches):
-    """Autograd through the mixture, with one optimizer for the own model and alpha."""
+def test_apfl_three_rounds_match_pytorch_loop(make_trial, list_batches):
+    """Differentiate through the mixture, with one optimizer for the own model and alpha."""
     trial = make_trial(APFL(alpha=0.3), learning_rate=0.1)
     net, server = trial.net, trial.server["model"]
     own = dict.fromkeys(range(8), server)

@@ -20,8 +20,8 @@ def gather_samples(trial, ids):
     return torch.cat([x for x, _ in samples]), torch.cat([y for _, y in samples])
 
 
-def test_its_models_are_fedavgs(make_trial, assert_same):
-    """Clients train as in FedAvg. Without epochs, the calibrated model is FedAvg's of the previous round."""
+def test_ccvr_uncalibrated_model_equals_fedavg(make_trial, assert_same):
+    """Clients train as in FedAvg. Without epochs, the calibrated model equals FedAvg's of the previous round."""
     calibrated, plain = make_trial(CCVR(epochs=0), momentum=0.9), make_trial(FedAvg(), momentum=0.9)
     for _ in range(3):
         assert_same(calibrated.run().algorithm.global_model(calibrated.server), plain.server["model"])
@@ -30,8 +30,8 @@ def test_its_models_are_fedavgs(make_trial, assert_same):
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_the_gaussian_of_each_class(make_trial, width):
-    """The mean and covariance of many draws are those of the pooled features of all clients."""
+def test_ccvr_draws_match_class_means_and_covariances(make_trial, width):
+    """The mean and covariance of many draws match the pooled features of all clients."""
     trial = make_trial(CCVR(), width=width, participation=1.0)
     x, y = gather_samples(trial, range(len(trial.clients)))
     z = trial.net.features(trial.server["model"], x).detach()
@@ -46,8 +46,8 @@ def test_the_gaussian_of_each_class(make_trial, width):
         torch.testing.assert_close(draws[c].T.cov(), z[y == c].T.cov(), atol=0.05, rtol=0.05)
 
 
-def test_the_head_is_trained_with_sgd_on_the_draws(make_trial, assert_same):
-    """One batch of all draws: one step of PyTorch's SGD."""
+def test_ccvr_head_matches_sgd_step_on_virtual_features(make_trial, assert_same):
+    """One batch contains all draws, so PyTorch's SGD takes one step."""
     trial = make_trial(CCVR(samples=7), batch_size=28, participation=1.0, learning_rate=0.3)
     head = torch.nn.Linear(6, 4).double()
     head.load_state_dict({name[5:]: value for name, value in trial.server["model"].only(trial.net.head_names).items()})
@@ -62,8 +62,8 @@ def test_the_head_is_trained_with_sgd_on_the_draws(make_trial, assert_same):
     assert_same(calibrated["head.bias"], head.bias.detach(), tolerance=1e-12)
 
 
-def test_classes_without_samples_keep_their_sums(make_trial, make_clients, assert_same):
-    """Client 1 has only class 1, and client 0 only class 0. The other classes are not in the calibration."""
+def test_ccvr_absent_classes_keep_their_sums(make_trial, make_clients, assert_same):
+    """Client 0 has only class 0, and client 1 only class 1. The calibration ignores the other classes."""
     clients = make_clients(sizes=[9, 9], labels=lambda client: [client])
     trial = make_trial(CCVR(samples=5), clients=clients).run(1, ids=[0])
     first = trial.server

@@ -17,7 +17,7 @@ from fedpipe.testing import Expected
 EXPECTED = Expected(
     traffic=[({}, lambda n: (n.all, n.all))],
     centralized={},
-    parameters={"after": 0, "eps1": 1.0, "eps2": 0.01},  # splits as soon as it can
+    parameters={"after": 0, "eps1": 1.0, "eps2": 0.01},  # splits as early as possible
 )
 
 f64 = torch.float64
@@ -26,7 +26,7 @@ EXAMPLE = [(1.0, 0.0), (0.9, 0.1), (-1.0, 0.0)]
 
 @pytest.fixture
 def make_server(make_clients, make_trial):
-    """A federation of so many clients whose models are points of the plane, all at the origin."""
+    """Make an algorithm and its server state. The clients' models are points of the plane that start at the origin."""
 
     def make(clients, **parameters):
         trial = make_trial(
@@ -40,8 +40,8 @@ def make_server(make_clients, make_trial):
     return make
 
 
-def step(algorithm, server, updates, weights=None):
-    """The server after a round in which these clients moved so far."""
+def aggregate_updates(algorithm, server, updates, weights=None):
+    """Return the server state after a round in which the clients made these updates."""
     _, own = algorithm.send(server, list(updates))
     models = [own["model"].map(lambda value, at=row: value[at]) for row in range(len(updates))]
     moved = [model + torch.tensor([update], dtype=f64) for model, update in zip(models, updates.values(), strict=True)]
@@ -57,9 +57,9 @@ def make_vector(angle):
     return math.cos(math.radians(angle)), math.sin(math.radians(angle))
 
 
-def test_the_example_of_three_updates_splits(make_server):
+def test_cfl_splits_opposed_update_into_new_cluster(make_server):
     algorithm, server = make_server(3)
-    server = step(algorithm, server, dict(enumerate(EXAMPLE)))
+    server = aggregate_updates(algorithm, server, dict(enumerate(EXAMPLE)))
     assert server["norms"].tolist() == pytest.approx([0.301846, 1], abs=1e-6)
     assert server["cluster"].tolist() == [0, 0, 2]
     assert [read_weights(server, client) for client in range(3)] == [[0.95, 0.05], [0.95, 0.05], [-1, 0]]
@@ -67,83 +67,87 @@ def test_the_example_of_three_updates_splits(make_server):
 
 
 @pytest.mark.parametrize("parameters", [{"eps1": 0.3}, {"eps2": 1.0}, {"gamma": 0.999}, {"after": 1}])
-def test_each_condition_keeps_the_cluster_whole(make_server, parameters):
-    """Separation is sqrt((1 + 0.993884) / 2) = 0.99847."""
+def test_cfl_unmet_split_condition_keeps_one_cluster(make_server, parameters):
+    """The separation is sqrt((1 + 0.993884) / 2) = 0.99847."""
     algorithm, server = make_server(3, **parameters)
-    server = step(algorithm, server, dict(enumerate(EXAMPLE)))
+    server = aggregate_updates(algorithm, server, dict(enumerate(EXAMPLE)))
     assert server["cluster"].tolist() == [0, 0, 0]
     assert read_weights(server, 2) == pytest.approx([0.3, 0.1 / 3])
 
 
-def test_the_separation_that_is_reached(make_server):
+def test_cfl_splits_if_separation_exceeds_gamma(make_server):
     algorithm, server = make_server(3, gamma=0.998)
-    assert step(algorithm, server, dict(enumerate(EXAMPLE)))["cluster"].tolist() == [0, 0, 2]
+    assert aggregate_updates(algorithm, server, dict(enumerate(EXAMPLE)))["cluster"].tolist() == [0, 0, 2]
 
 
-def test_clusters_of_one_or_two_stay_whole(make_server):
+def test_cfl_keeps_clusters_of_one_or_two_clients(make_server):
     algorithm, server = make_server(2)
-    assert step(algorithm, server, {0: (1.0, 0.0), 1: (-1.0, 0.0)})["cluster"].tolist() == [0, 0]
+    assert aggregate_updates(algorithm, server, {0: (1.0, 0.0), 1: (-1.0, 0.0)})["cluster"].tolist() == [0, 0]
     algorithm, server = make_server(1, eps1=5.0)
-    assert step(algorithm, server, {0: (1.0, 0.0)})["cluster"].tolist() == [0]
+    assert aggregate_updates(algorithm, server, {0: (1.0, 0.0)})["cluster"].tolist() == [0]
 
 
-def test_the_mean_update_is_weighted(make_server):
-    """With three quarters on the first client, the mean is no longer short."""
+def test_cfl_mean_update_is_weighted(make_server):
+    """With 3/4 of the weight on the first client, the mean update is longer than eps1."""
     algorithm, server = make_server(3)
-    server = step(algorithm, server, dict(enumerate(EXAMPLE)), [6, 1, 1])
+    server = aggregate_updates(algorithm, server, dict(enumerate(EXAMPLE)), [6, 1, 1])
     assert server["norms"][0] == pytest.approx(math.hypot(5.9, 0.1) / 8)
     assert server["cluster"].tolist() == [0, 0, 0]
 
 
-def test_linkage_is_complete(make_server):
-    """Directions 0, 55, 105 and 145 degrees: single linkage would leave the first one alone."""
+def test_cfl_split_uses_complete_linkage(make_server):
+    """The directions are 0, 55, 105, and 145 degrees. Single linkage would separate the first from the others."""
     algorithm, server = make_server(4, eps1=10.0)
-    server = step(algorithm, server, {client: make_vector(angle) for client, angle in enumerate((0, 55, 105, 145))})
+    server = aggregate_updates(
+        algorithm, server, {client: make_vector(angle) for client, angle in enumerate((0, 55, 105, 145))}
+    )
     assert server["cluster"].tolist() == [0, 0, 2, 2]
 
 
-def test_a_part_can_split_again(make_server):
+def test_cfl_splits_cluster_again(make_server):
     algorithm, server = make_server(6, eps1=10.0)
     angles = (0, 180, 5, 100, 8, 190)
-    server = step(algorithm, server, {client: make_vector(angle) for client, angle in enumerate(angles)})
+    server = aggregate_updates(algorithm, server, {client: make_vector(angle) for client, angle in enumerate(angles)})
     assert server["cluster"].tolist() == [0, 1, 0, 1, 0, 1]
-    server = step(algorithm, server, {client: make_vector(angle) for client, angle in enumerate(angles)})
+    server = aggregate_updates(algorithm, server, {client: make_vector(angle) for client, angle in enumerate(angles)})
     assert server["cluster"].tolist() == [0, 1, 2, 3, 2, 1]
-    server = step(algorithm, server, {2: make_vector(0), 4: make_vector(180)})
+    server = aggregate_updates(algorithm, server, {2: make_vector(0), 4: make_vector(180)})
     assert server["cluster"].tolist() == [0, 1, 2, 3, 2, 1]
 
 
-def test_who_is_not_in_the_round_goes_by_the_last_update(make_server):
-    """Client 4 was there before, with the update of client 3; client 1 never was, and goes with client 0."""
+def test_cfl_splits_absent_clients_by_last_update(make_server):
+    """Client 4 is absent and last moved like client 3. Client 1 has never participated and stays with client 0."""
     algorithm, server = make_server(5, eps1=1.0, after=1)
-    server = step(algorithm, server, {0: (1.0, 0.0), 2: (1.0, 0.1), 3: (-1.0, 0.0), 4: (-1.0, 0.1)})
+    server = aggregate_updates(algorithm, server, {0: (1.0, 0.0), 2: (1.0, 0.1), 3: (-1.0, 0.0), 4: (-1.0, 0.1)})
     before = read_weights(server, 0)
-    server = step(algorithm, server, {0: (1.0, 0.0), 2: (1.0, 0.1), 3: (-1.0, 0.0)})
+    server = aggregate_updates(algorithm, server, {0: (1.0, 0.0), 2: (1.0, 0.1), 3: (-1.0, 0.0)})
     assert server["cluster"].tolist() == [0, 0, 0, 3, 3]
     assert read_weights(server, 4) == pytest.approx([before[0] - 1, before[1]])
     assert read_weights(server, 1) == pytest.approx([before[0] + 1, before[1] + 0.05])
 
 
-def test_a_part_that_nobody_in_the_round_belongs_to_keeps_the_model(make_server):
+def test_cfl_cluster_without_participants_keeps_model(make_server):
     algorithm, server = make_server(5, eps1=10.0, after=1)
-    server = step(algorithm, server, {0: (1.0, 0.0), 1: (1.0, 0.1), 2: (-1.0, 0.0), 3: (-1.0, 0.1), 4: (-1.0, 0.2)})
+    server = aggregate_updates(
+        algorithm, server, {0: (1.0, 0.0), 1: (1.0, 0.1), 2: (-1.0, 0.0), 3: (-1.0, 0.1), 4: (-1.0, 0.2)}
+    )
     before = read_weights(server, 0)
-    server = step(algorithm, server, {0: (1.0, 0.0), 1: (1.0, 0.1)})
+    server = aggregate_updates(algorithm, server, {0: (1.0, 0.0), 1: (1.0, 0.1)})
     assert server["cluster"].tolist() == [0, 0, 2, 2, 2]
     assert read_weights(server, 2) == before
     assert read_weights(server, 0) == pytest.approx([before[0] + 1, before[1] + 0.05])
 
 
-def test_updates_of_zero_have_no_direction(make_server):
+def test_cfl_splits_cluster_with_zero_updates(make_server):
     algorithm, server = make_server(4, eps1=10.0)
-    server = step(algorithm, server, {0: (0.0, 0.0), 1: (1.0, 0.0), 2: (1.0, 0.1), 3: (0.0, 0.0)})
+    server = aggregate_updates(algorithm, server, {0: (0.0, 0.0), 1: (1.0, 0.0), 2: (1.0, 0.1), 3: (0.0, 0.0)})
     assert server["cluster"][1] == server["cluster"][2]
     assert len(set(server["cluster"].tolist())) == 2
 
 
 @pytest.mark.parametrize("weighting", ["count", "uniform"])
 @pytest.mark.parametrize("parameters", [{"eps1": 0.0, "after": 0}, {"eps2": 1e9, "after": 0}, {}])
-def test_without_a_split_it_is_fedavg(make_trial, assert_same, parameters, weighting):
+def test_cfl_without_split_equals_fedavg(make_trial, assert_same, parameters, weighting):
     ours, plain = (
         make_trial(algorithm, weighting=weighting, momentum=0.9) for algorithm in (CFL(**parameters), FedAvg())
     )
@@ -154,9 +158,11 @@ def test_without_a_split_it_is_fedavg(make_trial, assert_same, parameters, weigh
         plain.run()
 
 
-def test_equal_uploads_are_each_clusters_next_model(make_server):
+def test_cfl_equal_uploads_become_model_of_each_cluster(make_server):
     algorithm, server = make_server(4, eps1=10.0)
-    server = step(algorithm, server, {client: make_vector(angle) for client, angle in enumerate((0, 5, 180, 185))})
+    server = aggregate_updates(
+        algorithm, server, {client: make_vector(angle) for client, angle in enumerate((0, 5, 180, 185))}
+    )
     sent = [{"model": Tensors({"head.weight": torch.tensor([[7.0, 8.0]], dtype=f64)})}] * 4
     server = algorithm.aggregate(server, Uploads(range(4), [1, 2, 3, 4], sent))
     assert [read_weights(server, client) for client in range(4)] == [pytest.approx([7, 8], abs=1e-14)] * 4
@@ -164,7 +170,7 @@ def test_equal_uploads_are_each_clusters_next_model(make_server):
 
 @pytest.fixture
 def make_opposed(make_trial):
-    """Six clients of two groups, the even and the odd ones, that label the same inputs in opposite ways."""
+    """Make a trial on six clients in two groups, even and odd, that label the same inputs in opposite ways."""
 
     def make(algorithm, **settings):
         bounds = [0, *itertools.accumulate([30, 20, 25, 30, 20, 25])]
@@ -181,8 +187,8 @@ def make_opposed(make_trial):
 
 
 @pytest.mark.parametrize("width", [None, 4])
-def test_opposed_clients_part(make_opposed, assert_same, width):
-    """Its mechanism acts: two clusters, each of which goes on as its own FedAvg and gets its members' data right."""
+def test_cfl_separates_clients_with_opposed_labels(make_opposed, assert_same, width):
+    """After the split, each cluster trains as its own FedAvg and classifies its members' data correctly."""
     algorithm = CFL(eps1=0.2, eps2=0.2, gamma=0.7, after=3)
     trial = make_opposed(algorithm, width=width).run(3)
     assert trial.server["cluster"].tolist() == [0] * 6

@@ -20,7 +20,7 @@ from fedpipe.testing import Expected, checks, expected
 ALGORITHMS = registry.list_components(component.ALGORITHM)
 
 
-def build(name, **parameters):
+def build_algorithm(name, **parameters):
     return registry.build_component(component.ALGORITHM, name, parameters)
 
 
@@ -41,40 +41,43 @@ def read_expectations(name):
 
 @pytest.mark.parametrize("check", testing.CHECKS, ids=testing.get_check_title)
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_it_keeps_the_contract(name, check):
-    assert check(build(name, **read_expectations(name).parameters)) == []
+def test_algorithm_satisfies_contract(name, check):
+    assert check(build_algorithm(name, **read_expectations(name).parameters)) == []
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_no_axis_of_a_grid_can_be_called_as_what_it_records(name, monkeypatch):
-    """The plan knows the names of all metrics, except those with a dot, which no axis has."""
+def test_grid_axes_cannot_use_algorithm_metrics(name, monkeypatch):
+    """The plan reserves the names of all metrics except those with a dot, because axis names have no dot."""
     names = []
     monkeypatch.setattr(contract, "validate_metrics", lambda _, metrics: names.extend(metrics) or dict(metrics))
-    assert checks.check_hooks(build(name, **read_expectations(name).parameters)) == []
+    assert checks.check_hooks(build_algorithm(name, **read_expectations(name).parameters)) == []
     assert {metric for metric in names if "." not in metric} <= {*study.TABLE_COLUMNS}
 
 
 @pytest.mark.parametrize("expectation", expected.EXPECTATIONS)
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_it_does_what_is_expected_of_it(name, expectation):
-    assert testing.check_expected(functools.partial(build, name), read_expectations(name), expectation) == []
+def test_algorithm_meets_expectation(name, expectation):
+    assert testing.check_expected(functools.partial(build_algorithm, name), read_expectations(name), expectation) == []
 
 
-@pytest.mark.parametrize("name", [name for name in ALGORITHMS if build(name).needs_sgd])
-def test_what_needs_sgd_can_be_told_to_obey(name):
-    """Algorithms whose theory needs SGD accept Adam with ``adam: true``."""
-    assert checks.check_loop_and_stack_with_adam(build(name, **read_expectations(name).parameters, adam=True)) == []
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if build_algorithm(name).needs_sgd])
+def test_sgd_algorithm_accepts_adam_in_loop_and_stack(name):
+    """Algorithms that need SGD accept Adam with ``adam: true``."""
+    assert (
+        checks.check_loop_and_stack_with_adam(build_algorithm(name, **read_expectations(name).parameters, adam=True))
+        == []
+    )
 
 
-def test_the_parameters_of_a_file_that_is_missing_are_demanded():
+def test_missing_expectations_file_fails_with_message():
     with pytest.raises(pytest.fail.Exception, match=r"^tests/algorithms/test_nowhere\.py: EXPECTED is missing"):
         read_expectations("nowhere")
 
 
-def test_what_is_expected_is_checked():
-    """For FedAvg: wrong traffic, an exception that is met, and unknown names."""
+def test_check_expected_reports_unmet_expectations():
+    """Check FedAvg with wrong traffic, an unneeded exception, and unknown names."""
     model_traffic = [({}, lambda n: (n.all, n.all))]
-    fedavg = functools.partial(build, "fedavg")
+    fedavg = functools.partial(build_algorithm, "fedavg")
     expectations = Expected(traffic=model_traffic, centralized={})
     assert testing.check_expected(fedavg, expectations, "traffic") == []
     wrong_traffic = Expected(traffic=[({}, lambda n: (n.all, n.body))], centralized={})
@@ -85,7 +88,7 @@ def test_what_is_expected_is_checked():
     (message,) = testing.check_expected(fedavg, wrong_exception, "class_names")
     assert message.startswith("class_names: ")
     assert "for no reason" in message
-    fedprox = functools.partial(build, "fedprox")
+    fedprox = functools.partial(build_algorithm, "fedprox")
     (message,) = testing.check_expected(fedprox, expectations, "centralized")
     assert message.startswith("centralized: a single client trains another model")
     with pytest.raises(ValueError, match=r"^exceptions: 'U3' .*: equal_uploads, centralized, no_learning"):

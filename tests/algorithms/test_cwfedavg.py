@@ -25,7 +25,7 @@ f64 = torch.float64
 
 
 def bind_algorithm(algorithm, clients, classes, width=3):
-    """On a network of a linear body and a head, for these many clients."""
+    """Bind an algorithm to a network with a linear body and a head, for this number of clients."""
     net = FunctionalNetwork(lambda: Network(nn.Linear(2, width), nn.Linear(width, classes)), f64)
     return algorithm.bind(net, Federation(clients=clients, dtype="float64"))
 
@@ -34,8 +34,8 @@ def make_models(algorithm, count):
     return [algorithm.net.make_initial_model(index) for index in range(count)]
 
 
-def aggregate(algorithm, uploads):
-    """The server's state after the uploads, and the personal model of every client."""
+def aggregate_uploads(algorithm, uploads):
+    """Return the server state after the uploads, and the personal model of every client."""
     server = algorithm.init(algorithm.net.make_initial_model)
     state = algorithm.aggregate(server, uploads)
     base, own = algorithm.send(state, range(algorithm.federation.clients))
@@ -56,11 +56,11 @@ def make_uploads(trained, weights):
     return Uploads(range(len(trained)), weights, [{"model": model} for model in trained])
 
 
-def test_two_clients_with_two_classes():
-    """Models 0 and 1 of clients with counts (9, 1) and (1, 9)."""
+def test_cwfedavg_models_of_two_clients_match_exact_values():
+    """The uploads are models of zeros and ones, from clients with class counts (9, 1) and (1, 9)."""
     algorithm = bind_algorithm(CwFedAvg(distribution="empirical", class_wise="all"), 2, 2)
     zero = algorithm.net.make_initial_model(0).zeros()
-    state, personal = aggregate(algorithm, make_counted_uploads([zero, zero.ones()], [[9, 1], [1, 9]]))
+    state, personal = aggregate_uploads(algorithm, make_counted_uploads([zero, zero.ones()], [[9, 1], [1, 9]]))
     for value in state["classes"].values():
         assert torch.allclose(value[0], torch.full_like(value[0], 0.1), rtol=1e-14)
         assert torch.allclose(value[1], torch.full_like(value[1], 0.9), rtol=1e-14)
@@ -68,11 +68,11 @@ def test_two_clients_with_two_classes():
     assert personal[1].flat().tolist() == pytest.approx([0.82] * len(personal[1].flat()), abs=1e-14)
 
 
-def test_equal_class_distributions_are_fedavg(assert_same):
+def test_cwfedavg_aggregation_with_equal_distributions_equals_fedavg(assert_same):
     algorithm = bind_algorithm(CwFedAvg(distribution="empirical", class_wise="all"), 3, 4)
     trained = make_models(algorithm, 3)
     uploads = make_counted_uploads(trained, [[1, 2, 3, 4], [2, 4, 6, 8], [5, 10, 15, 20]])
-    state, personal = aggregate(algorithm, uploads)
+    state, personal = aggregate_uploads(algorithm, uploads)
     for index in range(4):
         assert_same(
             state["classes"].map(lambda value, index=index: value[index]), uploads.mean("model"), tolerance=1e-14
@@ -81,7 +81,7 @@ def test_equal_class_distributions_are_fedavg(assert_same):
         assert_same(model, uploads.mean("model"), tolerance=1e-14)
 
 
-def test_training_with_equal_class_distributions_is_fedavg(make_clients, make_trial, assert_same):
+def test_cwfedavg_training_with_equal_distributions_equals_fedavg(make_clients, make_trial, assert_same):
     clients = make_clients(sizes=(4, 8, 12, 20), labels=lambda client: range(4))
     settings = {"clients": clients, "participation": 0.5}
     class_wise = make_trial(CwFedAvg(wdr=0.0, distribution="empirical"), **settings).run(3)
@@ -91,18 +91,18 @@ def test_training_with_equal_class_distributions_is_fedavg(make_clients, make_tr
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_without_class_wise_layers_it_is_fedavg_bit_by_bit(make_trial, assert_same, width):
+def test_cwfedavg_without_class_wise_layers_equals_fedavg_bit_for_bit(make_trial, assert_same, width):
     class_wise = make_trial(CwFedAvg(wdr=0.0, class_wise=0), width=width).run(3)
     plain = make_trial(FedAvg(), width=width).run(3)
     assert_same(class_wise.server["base"], plain.server["model"])
     assert_same(class_wise.start(2)["model"], plain.server["model"])
 
 
-def test_one_class_a_client_is_fedavg_among_its_owners(assert_same):
+def test_cwfedavg_with_one_class_per_client_averages_class_owners(assert_same):
     algorithm = bind_algorithm(CwFedAvg(distribution="empirical"), 4, 3)
     trained = make_models(algorithm, 4)
     uploads = make_counted_uploads(trained, [[2, 0, 0], [6, 0, 0], [0, 5, 0], [0, 0, 1]])
-    _, personal = aggregate(algorithm, uploads)
+    _, personal = aggregate_uploads(algorithm, uploads)
     owners = trained[0] * 0.25 + trained[1] * 0.75
     head, body = algorithm.net.head_names, algorithm.net.body_names
     for client, wanted in ((0, owners), (1, owners), (2, trained[2]), (3, trained[3])):
@@ -110,25 +110,25 @@ def test_one_class_a_client_is_fedavg_among_its_owners(assert_same):
         assert_same(personal[client].only(body), uploads.mean("model").only(body), tolerance=1e-14)
 
 
-def test_a_single_class_is_fedavg(assert_same):
+def test_cwfedavg_with_one_class_equals_fedavg(assert_same):
     algorithm = bind_algorithm(CwFedAvg(class_wise="all"), 3, 1)
     uploads = make_uploads(make_models(algorithm, 3), [1, 4, 5])
-    for model in aggregate(algorithm, uploads)[1]:
+    for model in aggregate_uploads(algorithm, uploads)[1]:
         assert_same(model, uploads.mean("model"), tolerance=1e-14)
 
 
 @pytest.mark.parametrize("distribution", ["approximate", "empirical"])
 @pytest.mark.parametrize("class_wise", ["all", "output", 2])
-def test_the_weighted_mean_of_personal_models_is_fedavgs(assert_same, distribution, class_wise):
+def test_cwfedavg_weighted_mean_of_models_equals_fedavg(assert_same, distribution, class_wise):
     algorithm = bind_algorithm(CwFedAvg(distribution=distribution, class_wise=class_wise), 3, 4)
     uploads = make_counted_uploads(make_models(algorithm, 3), [[7, 1, 0, 2], [0, 3, 1, 0], [2, 2, 2, 9]])
-    _, personal = aggregate(algorithm, uploads)
+    _, personal = aggregate_uploads(algorithm, uploads)
     total = sum((weight * model for weight, model in zip(uploads.weights, personal, strict=True)), 0.0 * personal[0])
     assert_same(total, uploads.mean("model"), tolerance=1e-14)
 
 
-def test_personal_models_are_a_matrix_times_the_uploads(assert_same):
-    """M = P Q^T, without class models in between; its rows sum to 1."""
+def test_cwfedavg_models_equal_mixing_matrix_times_uploads(assert_same):
+    """Compute M = P Q^T directly, without class models. The rows of M sum to 1."""
     algorithm = bind_algorithm(CwFedAvg(class_wise="all"), 3, 4)
     trained = make_models(algorithm, 3)
     uploads = make_uploads(trained, [5, 1, 14])
@@ -136,20 +136,20 @@ def test_personal_models_are_a_matrix_times_the_uploads(assert_same):
     q = torch.tensor(uploads.weights, dtype=f64).unsqueeze(1) * p
     mixing = p @ (q / q.sum(0)).T
     assert torch.allclose(mixing.sum(1), torch.ones(3, dtype=f64))
-    for row, model in zip(mixing, aggregate(algorithm, uploads)[1], strict=True):
+    for row, model in zip(mixing, aggregate_uploads(algorithm, uploads)[1], strict=True):
         wanted = trained[0] * row[0] + trained[1] * row[1] + trained[2] * row[2]
         assert_same(model, wanted, tolerance=1e-14)
 
 
-def test_equal_uploads_are_a_fixed_point(assert_same):
+def test_cwfedavg_equal_uploads_are_fixed_point(assert_same):
     algorithm = bind_algorithm(CwFedAvg(class_wise="all"), 3, 4)
     (model,) = make_models(algorithm, 1)
-    for personal in aggregate(algorithm, make_uploads([model] * 3, [5, 1, 14]))[1]:
+    for personal in aggregate_uploads(algorithm, make_uploads([model] * 3, [5, 1, 14]))[1]:
         assert_same(personal, model, tolerance=1e-14)
 
 
-def test_a_class_that_nobody_owns_is_left_out():
-    """Client 2, which is not in the round, had all of it before: it gets what is left of its distribution."""
+def test_cwfedavg_ignores_class_without_owner():
+    """No participant owns class 2. The model of the absent client 2 uses the rest of its distribution."""
     algorithm = bind_algorithm(CwFedAvg(distribution="empirical"), 3, 3)
     trained = make_models(algorithm, 2)
     server = algorithm.init(algorithm.net.make_initial_model)
@@ -163,15 +163,15 @@ def test_a_class_that_nobody_owns_is_left_out():
     assert torch.allclose(own["head.weight"][2], second, rtol=1e-14)
 
 
-def test_a_class_that_nobody_owns_trains_without_nan(make_clients, make_trial):
+def test_cwfedavg_training_with_unowned_class_is_finite(make_clients, make_trial):
     clients = make_clients(labels=lambda client: [0, client % 3])
     trial = make_trial(CwFedAvg(distribution="empirical"), clients=clients).run(3)
     assert float(trial.server["owned"][3]) == 0
     assert all(trial.start(client)["model"].flat().isfinite().all() for client in range(8))
 
 
-def test_a_client_whose_only_class_nobody_owned_gets_no_model_of_zeros(make_clients, make_trial):
-    """Clients 0 and 1 own one class each; class 1 was there in the first round and is not in the second."""
+def test_cwfedavg_client_of_unowned_class_gets_nonzero_model(make_clients, make_trial):
+    """Each client owns one class. Class 1 has an owner in the first round and none in the second."""
     clients = make_clients(sizes=(6, 9, 7), labels=lambda client: [client])
     trial = make_trial(CwFedAvg(distribution="empirical"), clients=clients).run(1, ids=[0, 1]).run(1, ids=[0, 2])
     assert trial.server["owned"].tolist() == [1, 0, 1, 0]
@@ -179,7 +179,7 @@ def test_a_client_whose_only_class_nobody_owned_gets_no_model_of_zeros(make_clie
         assert trial.start(client)["model"]["head.weight"].norm() > 0.1
 
 
-def test_clients_outside_the_round_keep_their_distribution(make_trial):
+def test_cwfedavg_absent_clients_keep_their_distribution(make_trial):
     trial = make_trial(CwFedAvg())
     assert torch.equal(trial.server["distributions"], torch.full((8, 4), 0.25, dtype=f64))
     trial.run(1, ids=[0, 1])
@@ -193,21 +193,21 @@ def test_clients_outside_the_round_keep_their_distribution(make_trial):
     assert torch.equal(trial.server["distributions"][7], torch.full((4,), 0.25, dtype=f64))
 
 
-def test_the_initial_models_are_equal(make_trial, assert_same):
+def test_cwfedavg_initial_models_are_equal(make_trial, assert_same):
     trial = make_trial(CwFedAvg(class_wise="all"))
     for client in (0, 5):
         assert_same(trial.start(client)["model"], trial.initial_model(0), tolerance=1e-15)
 
 
 @pytest.mark.parametrize(("class_wise", "count"), [("output", 2), (1, 2), (2, 4), ("all", 8)])
-def test_class_wise_counts_layers_from_the_output(make_trial, class_wise, count):
+def test_cwfedavg_counts_class_wise_layers_from_output(make_trial, class_wise, count):
     trial = make_trial(CwFedAvg(class_wise=class_wise), "cnn")
     assert tuple(trial.server["classes"]) == trial.net.names[-count:]
     assert tuple(trial.server["base"]) == trial.net.names[:-count]
 
 
-def test_other_layers_are_fedavgs(make_trial, assert_same):
-    """In the first round all start alike, so that without WDR the clients' models are FedAvg's too."""
+def test_cwfedavg_other_layers_equal_fedavg(make_trial, assert_same):
+    """In the first round all clients start with equal models. Without WDR, they train as in FedAvg."""
     class_wise, plain = (make_trial(algorithm).run() for algorithm in (CwFedAvg(wdr=0.0), FedAvg()))
     body = plain.net.body_names
     assert_same(class_wise.server["base"].only(body), plain.server["model"].only(body), tolerance=1e-14)
@@ -217,29 +217,29 @@ def test_other_layers_are_fedavgs(make_trial, assert_same):
 
 
 def compute_wdr(algorithm, head, p):
-    """The loss, of which the risk is left out."""
+    """Compute the loss without the risk."""
 
-    class Alone(type(algorithm)):
+    class RegularizerOnly(type(algorithm)):
         def risk(self, client, batch):
             return torch.zeros((), dtype=f64)
 
-    alone = Alone(wdr=algorithm.wdr, wdr_factor=algorithm.wdr_factor)
+    alone = RegularizerOnly(wdr=algorithm.wdr, wdr_factor=algorithm.wdr_factor)
     return alone.loss({"model": Tensors({"head.weight": head}), "p": p}, Batch(torch.zeros(1), torch.zeros(1)))
 
 
-def test_equal_rows_against_a_single_class():
+def test_wdr_of_equal_rows_matches_exact_values():
     head, p = torch.ones(2, 3, dtype=f64), torch.tensor([1.0, 0.0], dtype=f64)
     assert float(compute_wdr(CwFedAvg(wdr=1.0, wdr_factor=1.0), head, p)) == pytest.approx(math.sqrt(0.5), abs=1e-15)
     assert float(compute_wdr(CwFedAvg(wdr=10.0), head, p)) == pytest.approx(5 * math.sqrt(0.5), abs=1e-14)
 
 
-def test_the_approximate_distribution_does_not_see_the_heads_scale():
+def test_approximate_class_distribution_ignores_head_scale():
     head = torch.randn(4, 5, dtype=f64, generator=torch.Generator().manual_seed(0))
     assert torch.allclose(approximate_class_distribution(17 * head), approximate_class_distribution(head), rtol=1e-14)
     assert float(approximate_class_distribution(head).sum()) == pytest.approx(1, abs=1e-15)
 
 
-def test_its_gradient_by_finite_differences_and_by_the_formula():
+def test_wdr_gradient_matches_finite_differences_and_formula():
     head = torch.randn(4, 5, dtype=f64, generator=torch.Generator().manual_seed(1)).requires_grad_()
     p = torch.tensor([0.7, 0.2, 0.1, 0.0], dtype=f64)
     algorithm = CwFedAvg(wdr=3.0, wdr_factor=1.0)
@@ -254,7 +254,7 @@ def test_its_gradient_by_finite_differences_and_by_the_formula():
         assert float((by_norm * norms).sum()) == pytest.approx(0, abs=1e-15)
 
 
-def test_a_head_that_already_agrees_has_a_finite_gradient():
+def test_wdr_of_matching_head_has_finite_gradient():
     head = torch.ones(2, 3, dtype=f64, requires_grad=True)
     loss = compute_wdr(CwFedAvg(), head, torch.tensor([0.5, 0.5], dtype=f64))
     (found,) = torch.autograd.grad(loss, head)
@@ -262,7 +262,7 @@ def test_a_head_that_already_agrees_has_a_finite_gradient():
     assert found.isfinite().all()
 
 
-def test_a_head_of_zeros_makes_no_nan():
+def test_wdr_of_zero_head_is_finite():
     head = torch.zeros(3, 2, dtype=f64, requires_grad=True)
     loss = compute_wdr(CwFedAvg(), head, torch.tensor([0.5, 0.5, 0.0], dtype=f64))
     (found,) = torch.autograd.grad(loss, head)
@@ -271,15 +271,15 @@ def test_a_head_of_zeros_makes_no_nan():
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_clients_know_their_true_distribution(make_trial, width):
+def test_cwfedavg_clients_use_their_empirical_distribution(make_trial, width):
     trial = make_trial(CwFedAvg(distribution="empirical"), width=width)
     assert trial.start(0)["p"].tolist() == [1, 0, 0, 0]
     assert trial.start(1)["p"].tolist() == pytest.approx([0, 0.6, 0.4, 0])
     assert trial.train([1])[0].upload["counts"].tolist() == [0, 3, 2, 0]
 
 
-def test_wdr_brings_the_heads_near_the_true_distributions(make_trial):
-    """Its mechanism acts: the uploaded rows' norms tell who owns which class."""
+def test_wdr_moves_heads_to_true_distributions(make_trial):
+    """With WDR, the norms of the uploaded rows match the class distribution of each client better."""
     gaps = []
     for strength in (0.0, 10.0):
         trial = make_trial(CwFedAvg(wdr=strength), participation=1.0).run(5)

@@ -11,16 +11,19 @@ from fedpipe.testing import Expected
 EXPECTED = Expected(traffic=[({}, lambda n: (n.all, n.all))], centralized={})
 
 
-def test_a_step_of_the_personal_model(make_toy):
-    """Of (v - 4)^2 / 2 + (v - w)^2: both models start at 0, so v = 0.4. Then w = 0.4 and v = 0.4 + 0.1 * 3.6."""
+def test_ditto_personal_steps_match_exact_values(make_toy):
+    """The personal risk is (v - 4)^2 / 2 + (v - w)^2, and both models start at 0.
+
+    The first step leads to v = 0.4 and w = 0.4, the second to v = 0.4 + 0.1 * 3.6.
+    """
     trial = make_toy(Ditto(attraction=2.0), [(1, 4)], local_epochs=1).run()
     assert float(trial.client_states[0]["personal"]["head.weight"]) == pytest.approx(0.4, abs=1e-15)
     trial.run()
     assert float(trial.client_states[0]["personal"]["head.weight"]) == pytest.approx(0.76, abs=1e-15)
 
 
-def test_the_pull_is_towards_the_downloaded_model(make_toy):
-    """In three steps the local model moves away, but the target of the pull does not."""
+def test_ditto_pulls_towards_downloaded_model(make_toy):
+    """The local model moves in three steps, but the target of the pull does not."""
     trial = make_toy(Ditto(attraction=2.0), [(1, 4)], local_epochs=3).run()
     v = 0.0
     for _ in range(3):
@@ -30,20 +33,20 @@ def test_the_pull_is_towards_the_downloaded_model(make_toy):
 
 @pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam", "learning_rate": 0.01}])
 @pytest.mark.parametrize("model", ["mlp", "norm"])
-def test_the_global_model_is_fedavgs_bit_for_bit(make_trial, assert_same, model, settings):
+def test_ditto_global_model_equals_fedavg_bit_for_bit(make_trial, assert_same, model, settings):
     ditto, plain = (make_trial(method, model, **settings).run(3) for method in (Ditto(), FedAvg()))
     assert_same(ditto.server, plain.server)
 
 
-def test_without_a_pull_personal_models_train_alone(make_trial, assert_same):
-    """With full batches, whose order has no effect."""
+def test_ditto_without_attraction_equals_local_training(make_trial, assert_same):
+    """Batches are full, so their order has no effect."""
     settings = {"batch_size": "full", "local_epochs": 3, "momentum": 0.9}
     ditto, local = (make_trial(method, **settings).run(3) for method in (Ditto(attraction=0.0), Local()))
     for client in range(8):
         assert_same(ditto.client_states[client]["personal"], local.client_states[client]["model"], tolerance=1e-13)
 
 
-def test_a_strong_pull_keeps_the_personal_models_at_the_global_one(make_trial):
+def test_ditto_attraction_keeps_personal_models_near_global_model(make_trial):
     distances = []
     for attraction in (0.0, 1.0, 10.0):
         trial = make_trial(Ditto(attraction=attraction), participation=1.0).run(3)
@@ -52,8 +55,8 @@ def test_a_strong_pull_keeps_the_personal_models_at_the_global_one(make_trial):
     assert distances == sorted(distances, reverse=True)
 
 
-def test_three_rounds_equal_pfllibs_loop(make_trial, list_batches):
-    """PFLlib's clientditto: `ptrain` with PerturbedGradientDescent, then `train`, with the same batches."""
+def test_ditto_three_rounds_match_pfllib(make_trial, list_batches):
+    """PFLlib's clientditto runs `ptrain` with PerturbedGradientDescent, then `train`, with the same batches."""
     trial = make_trial(Ditto(attraction=0.5), learning_rate=0.1)
     net, names = trial.net, trial.net.names
     server = {name: value.clone() for name, value in trial.server["model"].items()}
@@ -87,7 +90,7 @@ def test_three_rounds_equal_pfllibs_loop(make_trial, list_batches):
             )
 
 
-def test_the_personal_model_is_evaluated_and_stays_while_its_client_is_away(make_trial, assert_same):
+def test_ditto_keeps_personal_model_and_predicts_with_it(make_trial, assert_same):
     trial = make_trial(Ditto()).run(1, ids=[0, 1])
     state = trial.client_states[0]["personal"]
     trial.run(2, ids=[2, 3])

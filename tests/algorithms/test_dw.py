@@ -22,27 +22,28 @@ from tests import small_studies as studies
 
 METHODS = registry.list_components(component.ALGORITHM)
 SETTINGS = {"feddual": {"epsilon": 0.1}}
-OWN_HEADS = {"feddw", "fednh"}  # they define the classification layer themselves, and refuse
+OWN_HEADS = {"feddw", "fednh"}  # they define their own classification layer and reject DW
 
 
-def build_biasless():
-    """A network whose head has no bias."""
+def build_biasless_network():
     return Network(nn.Sequential(nn.Linear(5, 6), nn.ReLU()), nn.Linear(6, 4, bias=False))
 
 
-def build(name, mu=None):
+def build_algorithm(name, mu=None):
     dw = {} if mu is None else {"dw": {"mu": mu}}
     return registry.build_component(component.ALGORITHM, name, SETTINGS.get(name, {}) | dw)
 
 
 def remove_dw_parts(state):
-    """A state without DW's parts."""
+    """Return the state without DW's parts."""
     return {part: value for part, value in state.items() if not part.startswith("dw/")}
 
 
 @pytest.mark.parametrize("name", studies.mark_others_slow(sorted(set(METHODS) - OWN_HEADS)))
-def test_without_strength_it_is_the_method_bit_by_bit(make_trial, assert_same, name):
-    with_dw, without = (make_trial(build(name, mu), build_biasless).run(2, tests=("local",)) for mu in (0.0, None))
+def test_dw_with_mu_0_equals_method_bit_for_bit(make_trial, assert_same, name):
+    with_dw, without = (
+        make_trial(build_algorithm(name, mu), build_biasless_network).run(2, tests=("local",)) for mu in (0.0, None)
+    )
     assert isinstance(with_dw.algorithm, WithDW)
     assert_same(remove_dw_parts(with_dw.server), without.server)
     for ours, theirs in zip(with_dw.outcomes, without.outcomes, strict=True):
@@ -51,27 +52,28 @@ def test_without_strength_it_is_the_method_bit_by_bit(make_trial, assert_same, n
         assert ours.scores == theirs.scores
 
 
-def test_on_fedavg_it_is_feddw_bit_by_bit(make_trial, assert_same):
+def test_dw_on_fedavg_equals_feddw_bit_for_bit(make_trial, assert_same):
     module, feddw = (
-        make_trial(algorithm, build_biasless).run(3) for algorithm in (build("fedavg", 0.7), FedDW(mu=0.7))
+        make_trial(algorithm, build_biasless_network).run(3)
+        for algorithm in (build_algorithm("fedavg", 0.7), FedDW(mu=0.7))
     )
     assert_same(module.server["model"], feddw.server["model"])
     assert_same(module.server[OMEGA], feddw.server["omega"])
 
 
-def test_the_head_loses_its_bias(make_trial):
-    assert "head.bias" not in make_trial(build("fedprox", 0.1)).server["model"]
+def test_dw_removes_head_bias(make_trial):
+    assert "head.bias" not in make_trial(build_algorithm("fedprox", 0.1)).server["model"]
 
 
 @pytest.mark.parametrize("name", sorted({"fedbabu"} & set(METHODS)))
-def test_a_fixed_head_feels_nothing(make_trial, assert_same, name):
-    strong, without = (make_trial(build(name, mu), build_biasless).run(2) for mu in (50.0, None))
+def test_dw_does_not_change_method_with_fixed_head(make_trial, assert_same, name):
+    strong, without = (make_trial(build_algorithm(name, mu), build_biasless_network).run(2) for mu in (50.0, None))
     assert_same(remove_dw_parts(strong.server), without.server)
 
 
 @pytest.mark.parametrize("name", studies.mark_others_slow(sorted(set(METHODS) - OWN_HEADS)))
-def test_the_stack_computes_what_the_loop_computes(make_trial, assert_same, name):
-    loop, stack = (make_trial(build(name, 0.5), width=width).run(2, tests=("local",)) for width in (None, 3))
+def test_dw_stack_matches_loop(make_trial, assert_same, name):
+    loop, stack = (make_trial(build_algorithm(name, 0.5), width=width).run(2, tests=("local",)) for width in (None, 3))
     assert_same(stack.server, loop.server, tolerance=1e-10)
     assert_same(
         [outcome.upload for outcome in stack.outcomes], [outcome.upload for outcome in loop.outcomes], tolerance=1e-10
@@ -79,8 +81,8 @@ def test_the_stack_computes_what_the_loop_computes(make_trial, assert_same, name
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "pfps_lwc", "ifca", "cwfedavg"])
-def test_it_adds_the_matrix_and_the_counts_to_the_traffic(make_trial, name):
-    with_dw, without = (make_trial(build(name, mu), build_biasless) for mu in (0.1, None))
+def test_dw_adds_matrix_and_counts_to_traffic(make_trial, name):
+    with_dw, without = (make_trial(build_algorithm(name, mu), build_biasless_network) for mu in (0.1, None))
     ids = with_dw.participants(1)
     down = [sum(map(count_bytes, trial.send(ids))) for trial in (with_dw, without)]
     up = [count_bytes(trial.train(ids)[0].upload) for trial in (with_dw, without)]
@@ -88,11 +90,13 @@ def test_it_adds_the_matrix_and_the_counts_to_the_traffic(make_trial, name):
     assert up[0] - up[1] == 8 * (16 + 4)
 
 
-def test_personal_heads_come_nearer_to_the_soft_labels(make_trial):
-    """Its mechanism acts: the stronger the pull, the nearer every trained head's CR is to the SL it received."""
+def test_dw_moves_personal_heads_to_soft_labels(make_trial):
+    """A larger mu moves the CR of every trained head nearer to the SL that the client received."""
     distances = []
     for mu in (0.0, 3.0, 30.0):
-        trial = make_trial(build("pfps_lwc", mu), build_biasless, participation=1.0, local_epochs=5).run(2)
+        trial = make_trial(
+            build_algorithm("pfps_lwc", mu), build_biasless_network, participation=1.0, local_epochs=5
+        ).run(2)
         omega = trial.server[OMEGA]
         trial.run()
         heads = [outcome.kept_state["head"]["head.weight"] for outcome in trial.outcomes]
@@ -101,22 +105,22 @@ def test_personal_heads_come_nearer_to_the_soft_labels(make_trial):
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_personal_models_are_made_alike_in_training_and_evaluation(make_trial, width):
-    """Per-FedAvg's step from a model that training leaves as it is: the same on the same batch, and regularized."""
+def test_dw_personal_step_is_equal_in_training_and_evaluation(make_trial, width):
+    """With rate 0, Per-FedAvg's personal step is equal before and after training. It includes DW."""
 
-    def loss(stage, mu):
+    def compute_loss(stage, mu):
         algorithm = registry.build_component(component.ALGORITHM, "perfedavg", {"alpha": 0.5, "dw": {"mu": mu}})
-        trial = make_trial(algorithm, build_biasless, width=width, learning_rate=0.0, batch_size=12)
-        return trial.train([2], ("local",), stage)[0].scores["local"].loss  # 9 samples in batches of 12: all of them
+        trial = make_trial(algorithm, build_biasless_network, width=width, learning_rate=0.0, batch_size=12)
+        return trial.train([2], ("local",), stage)[0].scores["local"].loss  # a batch of 12 contains all 9 samples
 
-    assert loss("receive", 20.0) != loss("receive", 0.0)
-    assert loss("receive", 20.0) == pytest.approx(loss("train", 20.0), rel=1e-12)
+    assert compute_loss("receive", 20.0) != compute_loss("receive", 0.0)
+    assert compute_loss("receive", 20.0) == pytest.approx(compute_loss("train", 20.0), rel=1e-12)
 
 
-def test_fedalas_mixing_is_regularized(make_trial):
+def test_dw_regularizes_fedala_mixing(make_trial):
     weights = []
     for mu in (0.0, 20.0):
-        trial = make_trial(build("fedala", mu), build_biasless, participation=1.0).run(1)
+        trial = make_trial(build_algorithm("fedala", mu), build_biasless_network, participation=1.0).run(1)
         weights.append(trial.train([5])[0].kept_state["weights"]["head.weight"])
     assert not torch.equal(*weights)
 
@@ -125,37 +129,37 @@ def test_fedalas_mixing_is_regularized(make_trial):
     ("name", "reason"),
     [("feddw", "FedDW already has this regularizer"), ("fednh", "FedNH does not train a classification layer")],
 )
-def test_methods_that_have_no_use_for_it_refuse(name, reason):
+def test_feddw_and_fednh_reject_dw(name, reason):
     with pytest.raises(SettingsError, match=rf"^algorithms\.mine\.dw: {{'mu': 0\.5}} .*{reason}"):
         registry.build_component(component.ALGORITHM, name, {"dw": {"mu": 0.5}}, "algorithms.mine")
-    assert registry.build_component(component.ALGORITHM, name, {"dw": None}) == build(name)
-    assert build("feddistill_plus", 0.5).dw == DW(mu=0.5), "which derives from FedDW"
+    assert registry.build_component(component.ALGORITHM, name, {"dw": None}) == build_algorithm(name)
+    assert build_algorithm("feddistill_plus", 0.5).dw == DW(mu=0.5), "FedDistill+ derives from FedDW but accepts DW"
 
 
-def test_what_is_exchanged_is_recorded(make_trial):
-    trial = make_trial(build("fedprox", 0.1), build_biasless).run()
+def test_dw_records_soft_labels_of_server_and_clients(make_trial):
+    trial = make_trial(build_algorithm("fedprox", 0.1), build_biasless_network).run()
     assert set(trial.algorithm.matrices(trial.server)) == {"SL"}
     assert set(trial.algorithm.matrices(trial.outcomes[0].upload)) == {"SL"}
 
 
-def test_in_params_yaml_it_is_a_section_of_any_algorithm():
-    assert build("scaffold", 2.0).dw == DW(mu=2.0)
+def test_dw_section_of_algorithm_sets_mu():
+    assert build_algorithm("scaffold", 2.0).dw == DW(mu=2.0)
     with pytest.raises(Exception, match=r"algorithms\.dw\.mu"):
-        build("scaffold", -1.0)
+        build_algorithm("scaffold", -1.0)
 
 
-def test_it_is_the_method_under_its_own_name_copied_and_pickled_as_it_is():
-    """FedProx with it is a FedProx, one class however often it is built."""
-    made = build("fedprox", 0.5)
+def test_algorithm_with_dw_keeps_name_and_survives_copy_and_pickle():
+    """FedProx with DW is a subclass of FedProx. Repeated builds return the same class."""
+    made = build_algorithm("fedprox", 0.5)
     assert isinstance(made, FedProx)
     assert registry.get_component_name(component.ALGORITHM, type(made)) == "fedprox"
-    assert type(made) is type(build("fedprox", 2.0)) is not FedProx
+    assert type(made) is type(build_algorithm("fedprox", 2.0)) is not FedProx
     for twin in (copy.copy(made), pickle.loads(pickle.dumps(made))):
         assert twin == made
         assert type(twin) is type(made)
 
 
-def test_nothing_of_it_is_in_a_method_without_it():
+def test_algorithm_without_dw_has_no_dw_attribute():
     for parameters in ({}, {"dw": None}):
         made = registry.build_component(component.ALGORITHM, "fedprox", parameters)
         assert type(made) is FedProx
@@ -164,12 +168,12 @@ def test_nothing_of_it_is_in_a_method_without_it():
 
 @dataclass(frozen=True, kw_only=True)
 class Own(FedAvg):
-    """A method with a parameter of that name."""
+    """A custom method with its own parameter ``dw``."""
 
     dw: float = 0.5
 
 
-def test_a_method_with_a_parameter_of_its_name_has_only_that_parameter():
+def test_custom_dw_parameter_replaces_dw_section():
     for parameters, value in (({}, 0.5), ({"dw": 2.0}, 2.0)):
         method = registry.build_component(component.ALGORITHM, f"{__name__}.Own", parameters, "algorithms.mine")
         assert (type(method), method.dw) == (Own, value)  # type: ignore[attr-defined]

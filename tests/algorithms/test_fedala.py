@@ -15,7 +15,7 @@ EXPECTED = Expected(
 
 @pytest.fixture
 def make_mixing(make_toy, scalar):
-    """One scalar client whose local model is 2, while the server's is 5; it has mixed before."""
+    """Make a trial on one scalar client after its first mixing. Its local model is 2, the server's model is 5."""
 
     def make(algorithm, weight, a=1.0, b=4.9, settled=1.0, **settings):
         trial = make_toy(algorithm, [(a, b)], start=5.0, **{"learning_rate": 0.0} | settings)
@@ -33,46 +33,46 @@ def make_mixing(make_toy, scalar):
 
 @pytest.fixture
 def counting_class():
-    """FedALA that counts its passes over the data, all clients together."""
+    """FedALA that counts the mixing passes of all clients."""
 
-    class Counting(FedALA):
+    class CountingFedALA(FedALA):
         passes_made = 0
 
         def record_pass_loss(self, client):
             type(self).passes_made += 1
             return super().record_pass_loss(client)
 
-    return Counting
+    return CountingFedALA
 
 
 def get_weight(state, part):
     return float(state[part]["head.weight"])
 
 
-def test_a_quarter_of_the_way(make_mixing):
+def test_fedala_model_mixes_local_and_global_by_weight(make_mixing):
     assert get_weight(make_mixing(FedALA(), 0.25).start(0), "model") == 2.75
 
 
-def test_a_step_of_the_weights(make_mixing):
-    """At 5 the gradient is 0.1, and the way from local to global 3 long: W falls from 1 to 0.7."""
+def test_fedala_weight_step_matches_exact_values(make_mixing):
+    """At 5 the gradient is 0.1, and local and global model are 3 apart. W falls from 1 to 0.7."""
     (outcome,) = make_mixing(FedALA(), 1.0).train()
     assert get_weight(outcome.kept_state, "weights") == pytest.approx(0.7, abs=1e-14)
     assert get_weight(outcome.kept_state, "local") == pytest.approx(2 + 3 * 0.7, abs=1e-14)
     assert get_weight(outcome.upload, "model") == pytest.approx(4.1, abs=1e-14)
 
 
-def test_the_rate_scales_the_step(make_mixing):
+def test_fedala_rate_scales_weight_step(make_mixing):
     (outcome,) = make_mixing(FedALA(rate=0.5), 1.0).train()
     assert get_weight(outcome.kept_state, "weights") == pytest.approx(0.85, abs=1e-14)
 
 
 @pytest.mark.parametrize(("b", "weight"), [(-100.0, 0.0), (100.0, 1.0)])
-def test_weights_stay_between_0_and_1(make_mixing, b, weight):
+def test_fedala_clips_weights_to_0_and_1(make_mixing, b, weight):
     (outcome,) = make_mixing(FedALA(), 0.5, b=b).train()
     assert get_weight(outcome.kept_state, "weights") == weight
 
 
-def test_equal_models_change_neither_weights_nor_model(make_mixing, scalar):
+def test_fedala_with_equal_models_keeps_weights_and_model(make_mixing, scalar):
     trial = make_mixing(FedALA(), 0.4)
     trial.server = {"model": scalar(2)}
     (outcome,) = trial.train()
@@ -80,24 +80,24 @@ def test_equal_models_change_neither_weights_nor_model(make_mixing, scalar):
     assert get_weight(outcome.upload, "model") == 2
 
 
-def test_training_follows_the_mixing(make_mixing):
-    """From 4.1 one step of 0.1 towards 4.9."""
+def test_fedala_trains_from_mixed_model(make_mixing):
+    """Training takes one step of rate 0.1 from 4.1 towards 4.9."""
     (outcome,) = make_mixing(FedALA(), 1.0, learning_rate=0.1).train()
     assert get_weight(outcome.upload, "model") == pytest.approx(4.18, abs=1e-14)
     assert get_weight(outcome.kept_state, "local") == pytest.approx(4.18, abs=1e-14)
     assert get_weight(outcome.kept_state, "weights") == pytest.approx(0.7, abs=1e-14)
 
 
-def test_without_a_rate_it_is_fedavg_up_to_rounding(make_trial, assert_same):
+def test_fedala_with_rate_0_equals_fedavg(make_trial, assert_same):
     still, plain = (make_trial(algorithm, momentum=0.9).run(4) for algorithm in (FedALA(rate=0.0, passes=3), FedAvg()))
     assert_same(still.server["model"], plain.server["model"], tolerance=1e-12)
 
 
-def test_its_first_round_is_fedavgs(make_trial, assert_same):
+def test_fedala_first_round_equals_fedavg(make_trial, assert_same):
     assert_same(make_trial(FedALA()).run().server["model"], make_trial(FedAvg()).run().server["model"])
 
 
-def test_weights_of_zero_keep_the_top_local(make_trial, assert_same):
+def test_fedala_with_zero_weights_keeps_local_top_layers(make_trial, assert_same):
     trial = make_trial(FedALA(rate=0.0), participation=1.0).run()
     trial.client_states = {
         client: state | {"weights": state["weights"].zeros()} for client, state in trial.client_states.items()
@@ -110,8 +110,8 @@ def test_weights_of_zero_keep_the_top_local(make_trial, assert_same):
 
 @pytest.mark.parametrize("width", [None, 3])
 @pytest.mark.parametrize(("layers", "share"), [(1, 0.8), (2, 0.5)])
-def test_a_pass_over_batches(make_trial, width, layers, share):
-    """The rule written out, for a client of several batches in a round after its first mixing."""
+def test_fedala_mixing_pass_matches_pytorch_gradients(make_trial, width, layers, share):
+    """Compute the weights of a client with several batches in a round after its first mixing."""
     trial = make_trial(FedALA(layers=layers, share=share), participation=1.0, learning_rate=0.3).run(2)
     trial = _copy_trial_state(make_trial(FedALA(layers=layers, share=share), width=width, learning_rate=0.0), trial)
     client, top = 5, trial.net.names[-2 * layers :]
@@ -132,56 +132,55 @@ def test_a_pass_over_batches(make_trial, width, layers, share):
         assert torch.allclose(outcome.upload["model"][name], mixed, rtol=1e-12, atol=1e-14)
 
 
-def test_passes_in_the_first_mixing_are_capped(make_trial, counting_class):
-    """Nothing in the first round, in the second as many as allowed, then one: here for a single client."""
+def test_fedala_caps_passes_of_first_mixing(make_trial, counting_class):
+    """A client makes no pass in its first round, the maximum in its second, and one in each later round."""
     trial = make_trial(counting_class(threshold=0.0, passes=25))
     counts = []
     for _ in range(4):
         counting_class.passes_made = 0
         trial.run(1, ids=[3])
-        trial.server = {"model": trial.server["model"] * 0.9}  # what other clients would do
+        trial.server = {"model": trial.server["model"] * 0.9}  # as if other clients had trained
         counts.append(counting_class.passes_made)
     assert counts == [0, 25, 1, 1]
 
 
-def test_the_first_mixing_settles_after_eleven_passes_at_the_earliest(make_trial, counting_class):
+def test_fedala_first_mixing_needs_at_least_eleven_passes(make_trial, counting_class):
     trial = make_trial(counting_class(threshold=1e9)).run(1, ids=[3])
     assert counting_class.passes_made == 0
     trial.run(1, ids=[3])
     assert counting_class.passes_made == 11
 
 
-def test_the_first_mixing_ends_when_losses_stand_still(make_mixing):
-    """Weights that are clipped at 0 leave the loss at 1/2 (2 + 1)^2; ten such losses are needed after the first."""
+def test_fedala_first_mixing_ends_if_losses_are_constant(make_mixing):
+    """Weights that are clipped at 0 keep the loss at 1/2 (2 + 1)^2. Mixing ends after ten such losses."""
     seen = []
 
-    class Watching(FedALA):
+    class RecordingFedALA(FedALA):
         def record_pass_loss(self, client):
             seen.append(client["window"]["loss"].item())
             return super().record_pass_loss(client)
 
-    trial = make_mixing(Watching(threshold=1e-6), 1.0, b=-1.0, settled=0.0)
+    trial = make_mixing(RecordingFedALA(threshold=1e-6), 1.0, b=-1.0, settled=0.0)
     (outcome,) = trial.train()
     assert seen == [18.0] + [4.5] * 10
     assert float(outcome.kept_state["settled"]) == 1
 
 
-def test_newcomers_take_the_global_model(make_trial, assert_same):
+def test_fedala_new_client_starts_from_global_model(make_trial, assert_same):
     trial = make_trial(FedALA()).run(2, ids=[0, 1, 3])
     assert_same(trial.start(6)["model"], trial.server["model"])
     assert not torch.equal(trial.start(3)["model"]["head.weight"], trial.server["model"]["head.weight"])
 
 
-def test_weights_leave_one_and_stay_in_bounds(make_trial):
-    """Its mechanism acts."""
+def test_fedala_weights_change_within_bounds(make_trial):
     trial = make_trial(FedALA(), participation=1.0, learning_rate=0.2).run(3)
     weights = torch.stack([state["weights"].flat() for state in trial.client_states.values()])
     assert ((weights >= 0) & (weights <= 1)).all()
     assert (weights < 0.99).any(1).sum() >= 6
 
 
-def test_mixing_helps_on_the_clients_data(make_trial):
-    """The received personal models fit the training data better than the global model does."""
+def test_fedala_mixing_lowers_training_loss_of_clients(make_trial):
+    """The mixed models fit the clients' training data at least as well as the global model."""
     trial = make_trial(FedALA(), participation=1.0, learning_rate=0.2).run(3)
     mixed = _copy_trial_state(make_trial(FedALA(), learning_rate=0.0), trial).train(range(8))
     for outcome in mixed:
@@ -191,6 +190,6 @@ def test_mixing_helps_on_the_clients_data(make_trial):
 
 
 def _copy_trial_state(trial, other):
-    """The trial in the other one's place."""
+    """Copy the server, the client states, and the round of the other trial."""
     trial.server, trial.client_states, trial.rounds = other.server, other.client_states, other.rounds
     return trial

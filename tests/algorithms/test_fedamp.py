@@ -18,7 +18,7 @@ EXPECTED = Expected(
 
 
 def compute_weights(make_toy, points, seen=None, **parameters):
-    """The weights of scalar models at ``points``."""
+    """Compute the mixing weights of scalar models at ``points``."""
     algorithm = make_toy(FedAMP(**parameters), [(1.0, 0.0)] * len(points)).algorithm
     models = Tensors({"head.weight": torch.tensor(points, dtype=torch.float64).reshape(-1, 1, 1)})
     seen = torch.tensor(seen or [1.0] * len(points), dtype=torch.float64)
@@ -30,21 +30,24 @@ def list_models(trial):
 
 
 @pytest.mark.parametrize(("distance", "weight"), [(0.0, 0.5), (math.log(2), 0.25), (1e4, 0.0)])
-def test_attention_falls_with_the_squared_distance(make_toy, distance, weight):
+def test_fedamp_weight_falls_with_squared_distance(make_toy, distance, weight):
     found = compute_weights(make_toy, [0.0, math.sqrt(distance)], sigma=1.0, alpha=0.5)
     assert found.tolist() == [pytest.approx([1 - weight, weight]), pytest.approx([weight, 1 - weight])]
 
 
-def test_no_model_has_a_negative_weight(make_toy):
-    """With cwFedAvg's values equal models would weigh 1e4 each; the far one has nobody near."""
+def test_fedamp_weights_are_not_negative(make_toy):
+    """With cwFedAvg's values, each equal model would weigh 1e4. No model is near the last one."""
     found = compute_weights(make_toy, [0.0, 0.0, 0.0, 50.0], sigma=0.1, alpha=1000.0)
     third = pytest.approx([1 / 3] * 3, abs=1e-15)
     assert [row[:3] for row in found.tolist()] == [third, third, third, [0, 0, 0]]
     assert found[:, 3].tolist() == [0, 0, 0, 1]
 
 
-def test_a_step_that_is_too_large_is_lowered_for_its_client_alone(make_toy):
-    """At 0, log(2) and 2 log(2) in squared distance from the first, with alpha = sigma: by 1 + 1/2 + 1/4."""
+def test_fedamp_lowers_too_large_step_of_one_client_only(make_toy):
+    """The squared distances from the first model are 0, log(2), and 2 log(2).
+
+    With alpha = sigma, the first client's step is divided by 1 + 1/2 + 1/4.
+    """
     root = math.sqrt(math.log(2))
     found = compute_weights(make_toy, [0.0, root, -math.sqrt(2) * root], sigma=1.0, alpha=1.0)
     assert found[0].tolist() == pytest.approx([4 / 7, 2 / 7, 1 / 7], abs=1e-15)
@@ -55,18 +58,18 @@ def test_a_step_that_is_too_large_is_lowered_for_its_client_alone(make_toy):
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_with_cwfedavgs_values_no_model_outweighs_the_clients_own(make_trial, width):
+def test_fedamp_with_cwfedavg_values_gives_own_model_largest_weight(make_trial, width):
     trial = make_trial(FedAMP(alpha=1000.0, sigma=0.1), width=width, participation=1.0).run(4)
     mixing = trial.server["mixing"]
     assert bool((mixing >= 0).all())
     assert mixing.sum(1).tolist() == pytest.approx([1] * 8, abs=1e-14)
     assert torch.equal(mixing.diag(), mixing.amax(1))
-    assert float((mixing - mixing.diag().diag()).amax()) > 0.01, "the nearest ones attract each other all the same"
+    assert float((mixing - mixing.diag().diag()).amax()) > 0.01, "the nearest models attract each other"
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_the_setting_of_cwfedavgs_row_is_local_training(make_trial, assert_same, width):
-    """What is measured after each round, of those that were away too, and what is kept."""
+def test_fedamp_with_cwfedavg_setting_equals_local_training(make_trial, assert_same, width):
+    """Compare the client states and the scores of all clients after each round, including absent ones."""
     settings = {"width": width, "momentum": 0.9}
     row = make_trial(FedAMP(alpha=1000.0, sigma=0.1, begin_at="own", attraction=0.0), **settings)
     local = make_trial("local", **settings)
@@ -78,20 +81,20 @@ def test_the_setting_of_cwfedavgs_row_is_local_training(make_trial, assert_same,
         assert [outcome.scores for outcome in scores[0]] == [outcome.scores for outcome in scores[1]]
 
 
-def test_rows_sum_to_one(make_toy):
+def test_fedamp_mixing_rows_sum_to_1(make_toy):
     for alpha in (0.1, 1.0, 10.0):
         rows = compute_weights(make_toy, [0.3, -0.2, 1.0, 0.9, 0.0], sigma=1.0, alpha=alpha)
         assert rows.sum(1).tolist() == pytest.approx([1] * 5, abs=1e-15)
         assert bool((rows >= 0).all())
 
 
-def test_who_never_uploaded_neither_attracts_nor_is_attracted(make_toy):
+def test_fedamp_mixing_ignores_clients_without_upload(make_toy):
     found = compute_weights(make_toy, [0.0, 0.0, 0.0], seen=[1.0, 0.0, 1.0], sigma=1.0, alpha=0.25)
     assert found.tolist() == [[0.75, 0, 0.25], [0, 1, 0], [0.25, 0, 0.75]]
 
 
-def test_training_begins_at_the_mixture(make_toy):
-    """Q2: after round 1 the models are 0 and 1.2, of weight 1/4 for each other, so the mixtures are 0.3 and 0.9."""
+def test_fedamp_training_starts_at_mixture(make_toy):
+    """On Q2 the models after round 1 are 0 and 1.2 with weight 1/4 for each other, so the mixtures are 0.3 and 0.9."""
     sigma = 1.44 / math.log(2)
     trial = make_toy(FedAMP(sigma=sigma, alpha=sigma / 2)).run()
     assert list_models(trial) == pytest.approx([0, 1.2], abs=1e-14)
@@ -100,22 +103,21 @@ def test_training_begins_at_the_mixture(make_toy):
     assert list_models(trial.run()) == pytest.approx([0.27, 1.83], abs=1e-14)
 
 
-def test_or_at_the_clients_own_model(make_toy):
-    """From 1.2 with the pull towards 0.9, whose strength is lambda / alpha = 1."""
+def test_fedamp_training_with_begin_at_own_starts_at_own_model(make_toy):
+    """Training starts at 1.2 and pulls towards 0.9 with strength lambda / alpha = 1."""
     sigma = 1.44 / math.log(2)
     parameters = {"sigma": sigma, "alpha": sigma / 2, "attraction": sigma / 2, "begin_at": "own"}
     trial = make_toy(FedAMP(**parameters)).run(2)
     assert list_models(trial) == pytest.approx([0.1 * 0.3, 1.2 - 0.1 * (3 * (1.2 - 4) + 0.3)], abs=1e-14)
 
 
-def test_the_pull(make_toy):
-    """A second step, of strength lambda / alpha = 1 towards 0: 1.2 - 0.1 (3 (1.2 - 4) + 1.2)."""
+def test_fedamp_attraction_step_matches_exact_values(make_toy):
+    """The second step pulls towards 0 with strength lambda / alpha = 1: 1.2 - 0.1 (3 (1.2 - 4) + 1.2)."""
     trial = make_toy(FedAMP(alpha=2.0, attraction=2.0), local_epochs=2).run()
     assert list_models(trial) == pytest.approx([0, 1.92], abs=1e-14)
 
 
-def test_a_client_alone_is_near_its_own_last_model(make_toy):
-    """N = 1: the mixture is the model."""
+def test_fedamp_mixture_of_single_client_equals_its_model(make_toy):
     trial = make_toy(FedAMP(), [(3.0, 4.0)])
     for _ in range(3):
         trial.run()
@@ -123,7 +125,7 @@ def test_a_client_alone_is_near_its_own_last_model(make_toy):
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_without_the_pull_from_their_own_models_clients_train_alone(make_trial, assert_same, width):
+def test_fedamp_without_attraction_equals_local_training(make_trial, assert_same, width):
     algorithm = FedAMP(attraction=0.0, begin_at="own")
     trial = make_trial(algorithm, width=width, momentum=0.9).run(3, ids=[0, 1, 4, 6])
     for client in (0, 1, 4, 6):
@@ -131,7 +133,7 @@ def test_without_the_pull_from_their_own_models_clients_train_alone(make_trial, 
         assert_same(trial.client_states[client]["model"], alone.server["model"], tolerance=1e-14 if width else 0)
 
 
-def test_equal_uploads_are_the_next_mixtures(make_trial, assert_same):
+def test_fedamp_equal_uploads_become_mixtures(make_trial, assert_same):
     trial = make_trial(FedAMP(alpha=1.0, sigma=1.0)).run()
     sent = trial.outcomes[0].upload
     ids = [outcome.client for outcome in trial.outcomes]
@@ -140,7 +142,7 @@ def test_equal_uploads_are_the_next_mixtures(make_trial, assert_same):
         assert_same(trial.start(client)["mixture"], sent["model"], tolerance=1e-14)
 
 
-def test_a_client_that_is_not_in_the_round_keeps_model_and_attraction(make_trial, assert_same):
+def test_fedamp_absent_client_keeps_model_and_attraction(make_trial, assert_same):
     trial = make_trial(FedAMP()).run(1, ids=[1, 3, 5])
     before = trial.client_states[1], select_model(trial.server["models"], 1)
     assert_same(before[1], before[0]["model"])
@@ -150,14 +152,14 @@ def test_a_client_that_is_not_in_the_round_keeps_model_and_attraction(make_trial
     assert trial.server["mixing"][:, 2].tolist() == [0, 0, 1, 0, 0, 0, 0, 0]
 
 
-def test_the_received_model_is_the_clients_own(make_trial, assert_same):
+def test_fedamp_received_model_equals_own_model(make_trial, assert_same):
     trial = make_trial(FedAMP(), participation=1.0).run(2)
     assert_same(trial.start(4)["model"], trial.client_states[4]["model"])
     assert trial.algorithm.global_model(trial.server) is None
 
 
-def test_like_clients_attract_each_other_and_unlike_ones_do_not(make_toy):
-    """Its mechanism acts: minima at 0 and 1 come nearer to each other, and so do 8 and 9; the pairs stay apart."""
+def test_fedamp_attracts_similar_clients_only(make_toy):
+    """Clients with minima at 0 and 1 attract each other, as do those at 8 and 9. The pairs do not interact."""
     trial = make_toy(
         FedAMP(alpha=1.0, sigma=2.0), [(1.0, minimum) for minimum in (0.0, 1.0, 8.0, 9.0)], local_epochs=5
     ).run(50)
@@ -171,8 +173,8 @@ def test_like_clients_attract_each_other_and_unlike_ones_do_not(make_toy):
     assert other + highest == pytest.approx(17, abs=1e-3)
 
 
-def test_distances_are_those_of_all_coordinates_however_many():
-    """More than are compared at a time, and not a multiple of that."""
+def test_square_distances_match_cdist_across_chunks():
+    """The number of coordinates is larger than a chunk and not a multiple of it."""
     points = torch.randn(5, 2 * CHUNK_COLUMNS + 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     found = compute_square_distances(points)
     assert torch.allclose(found, torch.cdist(points, points).square(), rtol=1e-12, atol=1e-9)

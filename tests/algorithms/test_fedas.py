@@ -18,27 +18,27 @@ EXPECTED = Expected(
 f64 = torch.float64
 
 
-def load(*parts):
+def load_mlp(*parts):
     module = MLP(hidden=(6,)).build((5,), 4).double()
     module.load_state_dict({name: value for part in parts for name, value in part.items()})
     return module
 
 
-def test_bodies_weigh_by_their_traces(make_trial, assert_same):
+def test_fedas_averages_bodies_by_fisher_traces(make_trial, assert_same):
     trial = make_trial(FedAS())
     body = trial.server["body"]
 
-    def upload(scale, trace):
+    def make_upload(scale, trace):
         return {"body": scale * body, "fisher": torch.tensor(trace, dtype=f64)}
 
-    found = trial.aggregate(Uploads([0, 1], [0.5, 0.5], [upload(1.0, 1.0), upload(2.0, 3.0)]))
+    found = trial.aggregate(Uploads([0, 1], [0.5, 0.5], [make_upload(1.0, 1.0), make_upload(2.0, 3.0)]))
     assert_same(found["body"], 1.75 * body, tolerance=1e-14)
-    found = trial.aggregate(Uploads([0, 1], [0.25, 0.75], [upload(1.0, 0.0), upload(2.0, 0.0)]))
+    found = trial.aggregate(Uploads([0, 1], [0.25, 0.75], [make_upload(1.0, 0.0), make_upload(2.0, 0.0)]))
     assert_same(found["body"], 1.75 * body, tolerance=1e-14)
 
 
-def test_the_distance_from_class_means(make_trial):
-    """By class: 2 samples at squared distances 1 and 9 (mean 5), and 1 sample at 4, over a width of 6, with padding."""
+def test_fedas_misalignment_matches_exact_value(make_trial):
+    """Class 0 has squared distances 1 and 9, class 2 has 4, the width is 6, and the last sample is padding."""
     trial = make_trial(FedAS())
     model = trial.initial_model(0).zeros()
     means = torch.zeros(4, 6, dtype=f64)
@@ -54,7 +54,7 @@ def test_the_distance_from_class_means(make_trial):
     assert float(trial.algorithm.compute_misalignment(client, batch)) == pytest.approx((5 + 4) / 6, abs=1e-14)
 
 
-def test_equal_traces_without_alignment_are_fedper(make_trial, make_clients, assert_same):
+def test_fedas_with_one_client_and_no_alignment_equals_fedper(make_trial, make_clients, assert_same):
     clients = make_clients(sizes=[17])
     aligned, per = (
         make_trial(algorithm, clients=clients, participation=1.0, momentum=0.9).run(3)
@@ -64,8 +64,8 @@ def test_equal_traces_without_alignment_are_fedper(make_trial, make_clients, ass
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_three_rounds_of_pfllibs_loop(make_trial, assert_same, width, list_batches):
-    """Without random initial class means: a client's first ones are of the body that it received."""
+def test_fedas_three_rounds_match_pfllib(make_trial, assert_same, width, list_batches):
+    """PFLlib's initial class means are random. Here a client's first class means come from the received body."""
     trial = make_trial(FedAS(alignment_rate=0.05), width=width, learning_rate=0.1)
     clients, body = trial.clients, dict(trial.server["body"])
     heads = [dict(trial.initial_client_state["head"])] * len(clients)
@@ -73,7 +73,7 @@ def test_three_rounds_of_pfllibs_loop(make_trial, assert_same, width, list_batch
     for number in (1, 2, 3):
         uploads, traces = [], []
         for client in trial.participants(number):
-            module, old = load(body, heads[client]), load(previous.get(client, body), heads[client])
+            module, old = load_mlp(body, heads[client]), load_mlp(previous.get(client, body), heads[client])
             x, y = clients.gather_samples(clients.train[client])
             means = {c: old.body(x[y == c]).detach().mean(0) for c in set(y.tolist())}
             alignment = torch.optim.SGD(module.body.parameters(), 0.05)

@@ -16,7 +16,7 @@ EVERYONE = range(8)
 
 @pytest.mark.parametrize("width", [None, 3])
 @pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam"}])
-def test_the_head_is_the_same_everywhere_and_never_changes(make_trial, assert_same, settings, width):
+def test_fedbabu_keeps_initial_head_at_server_and_clients(make_trial, assert_same, settings, width):
     trial = make_trial(FedBABU(), width=width, weight_decay=0.1, **settings)
     head = trial.initial_model(0).only(("head.weight", "head.bias"))
     for _ in range(3):
@@ -28,8 +28,8 @@ def test_the_head_is_the_same_everywhere_and_never_changes(make_trial, assert_sa
 
 
 @pytest.mark.parametrize("weighting", ["count", "uniform"])
-def test_it_is_fedavg_without_the_head_in_the_optimizer(make_trial, assert_same, weighting):
-    """Written out with PyTorch's own optimizer."""
+def test_fedbabu_matches_fedavg_loop_with_frozen_head(make_trial, assert_same, weighting):
+    """Train with PyTorch's optimizer on the body only."""
     trial = make_trial(FedBABU(), momentum=0.9, weight_decay=0.01, weighting=weighting)
     model = dict(trial.initial_model(0))
     for number in (1, 2, 3):
@@ -56,7 +56,7 @@ def test_it_is_fedavg_without_the_head_in_the_optimizer(make_trial, assert_same,
 
 @pytest.mark.parametrize("width", [None, 3])
 @pytest.mark.parametrize("finetuned", ["model", "head", "body"])
-def test_fine_tuning_trains_the_whole_model_or_a_part(make_trial, compute_finetuned_loss, finetuned, width):
+def test_fedbabu_fine_tunes_model_or_head_or_body(make_trial, compute_finetuned_loss, finetuned, width):
     trial = make_trial(FedBABU(finetuned=finetuned), width=width, momentum=0.9).run(2)
     parts = ("body", "head") if finetuned == "model" else (finetuned,)
     for client in (1, 4):
@@ -64,7 +64,7 @@ def test_fine_tuning_trains_the_whole_model_or_a_part(make_trial, compute_finetu
         assert found.scores["local"].loss == pytest.approx(compute_finetuned_loss(trial, client, parts), rel=1e-12)
 
 
-def test_fine_tuning_works_on_a_copy(make_trial, assert_same):
+def test_fedbabu_fine_tuning_does_not_change_run(make_trial, assert_same):
     tried, plain = (make_trial(FedBABU()).run(2) for _ in range(2))
     tried.train(EVERYONE, ("local",), "finetune")
     assert_same(tried.server, plain.server)
@@ -72,8 +72,8 @@ def test_fine_tuning_works_on_a_copy(make_trial, assert_same):
     assert_same(tried.run().server, plain.run().server)
 
 
-def test_before_fine_tuning_it_is_the_global_model(make_trial):
-    """No epoch of fine-tuning, the received model and the server's model: the same answers."""
+def test_fedbabu_fine_tuning_without_epochs_equals_global_model(make_trial):
+    """Zero epochs of fine-tuning, the received model, and the global model give the same predictions."""
     trial = make_trial(FedBABU(), learning_rate=0.2).run(3)
     download = trial.train(EVERYONE, ("local",), "receive")
     trial.executor = LoopExecutor(trial.algorithm, trial.clients, finetune_epochs=0)
@@ -86,8 +86,8 @@ def test_before_fine_tuning_it_is_the_global_model(make_trial):
         assert download[client].scores["local"].correct == hits
 
 
-def test_fine_tuning_personalizes(make_trial):
-    """Its mechanism acts: the copies fit their clients' classes, which one model under a random head can't."""
+def test_fedbabu_fine_tuning_improves_local_scores(make_trial):
+    """Fine-tuned copies fit the clients' classes. One model with a random head cannot."""
     trial = make_trial(FedBABU(), learning_rate=0.2, participation=1.0).run(5)
     download, finetuned = (trial.train(EVERYONE, ("local",), stage) for stage in ("receive", "finetune"))
     before, after = ([outcome.scores["local"] for outcome in outcomes] for outcomes in (download, finetuned))

@@ -18,8 +18,8 @@ EXPECTED = Expected(
 )
 
 
-class Shortcut(nn.Module):
-    """A residual block whose shortcut is normalized; no name has a "bn"."""
+class ShortcutBlock(nn.Module):
+    """A residual block with a normalized shortcut. No parameter name contains "bn"."""
 
     def __init__(self):
         super().__init__()
@@ -31,7 +31,7 @@ class Shortcut(nn.Module):
 
 
 @pytest.mark.parametrize("weighting", ["count", "uniform"])
-def test_without_normalization_it_is_fedavg_bit_by_bit(make_trial, assert_same, weighting):
+def test_fedbn_without_normalization_equals_fedavg_bit_for_bit(make_trial, assert_same, weighting):
     settings = {"weighting": weighting, "momentum": 0.9}
     bn, plain = (make_trial(algorithm, **settings).run(3, tests=("local",)) for algorithm in (FedBN(), FedAvg()))
     assert_same(bn.server, plain.server)
@@ -40,8 +40,8 @@ def test_without_normalization_it_is_fedavg_bit_by_bit(make_trial, assert_same, 
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_clients_share_everything_but_normalization(make_trial, assert_same, width):
-    """Its mechanism acts: what was trained last differs from client to client, and stays while a client is away."""
+def test_fedbn_clients_share_all_layers_except_normalization(make_trial, assert_same, width):
+    """Trained normalization differs between clients and does not change while a client is absent."""
     trial = make_trial(FedBN(), "norm", width=width, participation=1.0).run(2)
     norm = trial.net.norm_names
     assert set(norm) == {f"body.1.{name}" for name in ("weight", "bias", "running_mean", "running_var")}
@@ -55,7 +55,7 @@ def test_clients_share_everything_but_normalization(make_trial, assert_same, wid
     assert_same(trial.start(5)["model"].only(norm), models[5].only(norm))
 
 
-def test_what_is_shared_is_averaged_by_weight(make_trial, assert_same):
+def test_fedbn_averages_shared_parameters_by_weight(make_trial, assert_same):
     trial = make_trial(FedBN(), "norm").run()
     sizes = [trial.clients.sizes[outcome.client] for outcome in trial.outcomes]
     models = [
@@ -64,15 +64,15 @@ def test_what_is_shared_is_averaged_by_weight(make_trial, assert_same):
     assert_same(trial.server["model"], sum(models[1:], models[0]), tolerance=1e-15)
 
 
-def test_a_newcomer_has_the_initial_normalization(make_trial, assert_same):
+def test_fedbn_new_client_has_initial_normalization(make_trial, assert_same):
     trial = make_trial(FedBN(), "norm").run(2, ids=[2, 3])
     norm = trial.net.norm_names
     assert_same(trial.start(7)["model"].only(norm), trial.initial_model(0).only(norm))
 
 
 @pytest.mark.parametrize("average", [False, True])
-def test_normalization_does_not_travel_unless_it_is_asked_for(make_trial, average):
-    trial = make_trial(FedBN(average=average), lambda: Network(Shortcut(), nn.Linear(6, 4))).run()
+def test_fedbn_uploads_normalization_only_with_average(make_trial, average):
+    trial = make_trial(FedBN(average=average), lambda: Network(ShortcutBlock(), nn.Linear(6, 4))).run()
     model = trial.initial_model(0)
     norm = sum(value.numel() for name, value in model.items() if name in trial.net.norm_names)
     assert norm == 3 * 4 * 6
@@ -82,8 +82,8 @@ def test_normalization_does_not_travel_unless_it_is_asked_for(make_trial, averag
         assert count_bytes(outcome.upload) == (everything if average else shared)
 
 
-def test_a_global_model_with_the_mean_normalization(make_trial, assert_same):
-    """It changes nothing else."""
+def test_fedbn_global_model_has_mean_normalization(make_trial, assert_same):
+    """The option ``average`` changes only the global model."""
     trial, without = (make_trial(FedBN(average=average), "norm").run(2) for average in (True, False))
     norm = trial.net.norm_names
     model = trial.algorithm.global_model(trial.server)
@@ -95,8 +95,8 @@ def test_a_global_model_with_the_mean_normalization(make_trial, assert_same):
     assert without.algorithm.global_model(without.server) is None
 
 
-def test_a_single_sample_trains(make_trial):
-    """Client 0: its batches have no variance, so its statistics stay and all is finite."""
+def test_fedbn_trains_on_single_sample(make_trial):
+    """Batches of client 0 have no variance. Its running variance does not change, and all values are finite."""
     trial = make_trial(FedBN(), "norm").run(1, ids=[0])
     norm = trial.outcomes[0].kept_state["norm"]
     assert torch.equal(norm["body.1.running_var"], torch.ones(6, dtype=torch.float64))
@@ -105,7 +105,7 @@ def test_a_single_sample_trains(make_trial):
 
 
 @pytest.mark.parametrize("batch_norm", [True, False])
-def test_cnn5_gives_it_something_to_keep(make_trial, make_clients, assert_same, batch_norm):
+def test_fedbn_keeps_normalization_of_cnn5(make_trial, make_clients, assert_same, batch_norm):
     family, clients = CNN5(channels=(2, 3), hidden=(6, 5), batch_norm=batch_norm), make_clients((1, 16, 16))
     build = functools.partial(family.build, (1, 16, 16), 4)
     fedbn, fedavg = (make_trial(algorithm, build, clients).run(2) for algorithm in (FedBN(), FedAvg()))

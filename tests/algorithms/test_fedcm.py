@@ -15,8 +15,8 @@ EXPECTED = Expected(
 )
 
 
-def test_two_rounds_on_a_quadratic(make_toy, trace_path):
-    """(x - 4)^2 / 2 in rounds of one step: the direction is the last round's mixture."""
+def test_fedcm_rounds_match_exact_values_on_quadratic(make_toy, trace_path):
+    """The risk is (x - 4)^2 / 2, and a round has one step. The next direction is the mixture of this round."""
     trial, x, direction, points = make_toy(FedCM(alpha=0.25), [(1, 4)]), 0.0, 0.0, []
     for _ in range(3):
         direction = 0.25 * (x - 4) + 0.75 * direction
@@ -25,7 +25,7 @@ def test_two_rounds_on_a_quadratic(make_toy, trace_path):
     assert trace_path(trial, 3) == pytest.approx(points, abs=1e-14)
 
 
-def test_with_alpha_1_it_is_fedavg_with_equal_weights(make_trial, assert_same):
+def test_fedcm_with_alpha_1_equals_uniform_fedavg(make_trial, assert_same):
     cm, plain = (
         make_trial(method, weighting="uniform", weight_decay=0.1).run(3) for method in (FedCM(alpha=1.0), FedAvg())
     )
@@ -33,14 +33,14 @@ def test_with_alpha_1_it_is_fedavg_with_equal_weights(make_trial, assert_same):
 
 
 @pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam"}])
-def test_steps_are_plain_gradient_steps(make_trial, assert_same, settings):
+def test_fedcm_ignores_optimizer_and_momentum(make_trial, assert_same, settings):
     found, expected = (make_trial(FedCM(), **changes).run(2) for changes in (settings, {}))
     assert_same(found.server, expected.server)
 
 
 @pytest.mark.parametrize("server_rate", [1.0, 0.5])
-def test_three_rounds_equal_a_plain_loop(make_trial, server_rate, list_batches):
-    """With other numbers of steps of each client, and weight decay in PyTorch's gradient."""
+def test_fedcm_three_rounds_match_pytorch_loop(make_trial, server_rate, list_batches):
+    """Clients take different numbers of steps, and PyTorch's gradient includes weight decay."""
     trial = make_trial(FedCM(alpha=0.3, server_rate=server_rate), learning_rate=0.1, weight_decay=0.01)
     server = trial.server["model"]
     direction = server.zeros()
@@ -63,7 +63,7 @@ def test_three_rounds_equal_a_plain_loop(make_trial, server_rate, list_batches):
     torch.testing.assert_close(trial.server["direction"].flat(), direction.flat(), rtol=0, atol=1e-12)
 
 
-def test_running_statistics_are_averaged(make_trial, assert_same):
+def test_fedcm_averages_running_statistics(make_trial, assert_same):
     trial = make_trial(FedCM(server_rate=0.5), "norm", weighting="uniform").run()
     names = trial.net.buffer_names
     mean = trial.collect_uploads(trial.outcomes).mean("model").only(names)

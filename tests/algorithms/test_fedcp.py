@@ -18,8 +18,8 @@ EXPECTED = Expected(
 f64 = torch.float64
 
 
-def test_the_discrepancy_of_two_pairs_by_hand():
-    """Features 0 and 2 against 0 and 0, with padding: the squared distances are 0 and 4."""
+def test_squared_mmd_of_two_pairs_matches_exact_value():
+    """Compare features 0 and 2 with 0 and 0, with padding. The squared distances are 0 and 4."""
     x, y = (torch.tensor(rows, dtype=f64) for rows in ([[0.0], [2.0], [9.0]], [[0.0], [0.0], [5.0]]))
     batch = Batch(x, torch.zeros(3, dtype=torch.long), torch.tensor([1.0, 1.0, 0.0], dtype=f64))
     k = sum(torch.exp(torch.tensor(-2.0 / width, dtype=f64)) for width in (10, 15, 20, 50))
@@ -28,8 +28,8 @@ def test_the_discrepancy_of_two_pairs_by_hand():
     assert float(compute_squared_mmd(x[:2], y[:2], Batch(x[:2], batch.y[:2]))) == pytest.approx(float(expected))
 
 
-def test_the_policy_splits_features_by_a_softmax(make_trial):
-    """Layer normalization of (2, 0, ..., 0) with 12 values, then ReLU and softmax of value i and value d + i."""
+def test_fedcp_policy_splits_features_by_softmax(make_trial):
+    """Normalize (2, 0, ..., 0) of 12 values, then apply ReLU and the softmax of values i and d + i."""
     trial = make_trial(FedCP())
     client, d = trial.start(1), 6
     weight = torch.zeros(2 * d, d, dtype=f64)
@@ -46,8 +46,8 @@ def test_the_policy_splits_features_by_a_softmax(make_trial):
     torch.testing.assert_close(trial.algorithm.classify(client, z), expected, rtol=0, atol=1e-12)
 
 
-def test_a_policy_for_the_own_head_alone_is_fedper(make_trial, assert_same):
-    """The global head is zero, and the first half of the policy's outputs is large, with a softmax of 1 and 0."""
+def test_fedcp_with_personal_head_only_equals_fedper(make_trial, assert_same):
+    """The global head is zero. The first half of the policy's outputs is large, so the softmax is 1 and 0."""
     split, per = (make_trial(method, learning_rate=0.1) for method in (FedCP(penalty=0.0), FedPer()))
     shift = torch.cat([torch.full((6,), 1e3, dtype=f64), torch.zeros(6, dtype=f64)])
     policy = split.server["policy"] | {"scale": torch.zeros(12, dtype=f64), "shift": shift}
@@ -87,7 +87,7 @@ def compute_pfllibs_mmd(x, y):
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_three_rounds_of_pfllibs_loop(make_trial, assert_same, list_batches, width):
+def test_fedcp_three_rounds_match_pfllib(make_trial, assert_same, list_batches, width):
     trial = make_trial(FedCP(penalty=0.5), width=width, learning_rate=0.1)
     server = {name: dict(trial.server[name]) for name in ("body", "head", "policy")}
     heads = [dict(trial.initial_client_state["head"])] * len(trial.clients)

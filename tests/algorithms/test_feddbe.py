@@ -13,22 +13,25 @@ EXPECTED = Expected(
 )
 
 
-def load(model):
+def load_mlp(model):
     module = MLP(hidden=(6,)).build((5,), 4).double()
     module.load_state_dict(dict(model))
     return module
 
 
-def test_round_1_is_fedavgs(make_trial, assert_same):
+def test_feddbe_first_round_equals_fedavg(make_trial, assert_same):
     dbe, plain = (make_trial(algorithm, momentum=0.9).run() for algorithm in (FedDBE(kappa=3.0), FedAvg()))
     assert_same(dbe.server["model"], plain.server["model"])
     assert not any(state["vector"].any() for state in dbe.client_states.values())
 
 
-def test_the_running_mean_of_two_batches(make_trial, assert_same):
-    """With rate 0, r is mu (1 - mu) times the first batch's mean plus mu times the second's, and the server's mean."""
+def test_feddbe_running_mean_matches_exact_values(make_trial, assert_same):
+    """With rate 0 and one full batch in each epoch, the running mean depends only on mu.
+
+    After one epoch it is mu times the batch mean, after two mu (1 - mu) + mu times the batch mean.
+    """
     trial = make_trial(FedDBE(mu=0.25), learning_rate=0.0, local_epochs=1, batch_size=100, participation=1.0)
-    module, sizes = load(trial.server["model"]), torch.as_tensor(trial.clients.sizes, dtype=torch.float64)
+    module, sizes = load_mlp(trial.server["model"]), torch.as_tensor(trial.clients.sizes, dtype=torch.float64)
     means = [module.body(trial.clients.gather_samples(indices)[0]).mean(0).detach() for indices in trial.clients.train]
     trial.run()
     for outcome, mean in zip(trial.outcomes, means, strict=True):
@@ -43,8 +46,8 @@ def test_the_running_mean_of_two_batches(make_trial, assert_same):
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_two_rounds_of_pfllibs_loop_after_the_initialization(make_trial, assert_same, width, list_batches):
-    """With the optimizer of the model and that of the personal vector."""
+def test_feddbe_two_rounds_match_pfllib_after_initialization(make_trial, assert_same, width, list_batches):
+    """The model and the personal vector each have an optimizer."""
     mu, kappa, rate = 0.3, 2.0, 0.1
     trial = make_trial(FedDBE(mu=mu, kappa=kappa), width=width, learning_rate=rate).run()
     model, consensus = dict(trial.server["model"]), trial.server["mean"]
@@ -52,7 +55,7 @@ def test_two_rounds_of_pfllibs_loop_after_the_initialization(make_trial, assert_
     for number in (2, 3):
         uploads = {}
         for client in trial.participants(number):
-            module, vector = load(model), vectors[client].clone().requires_grad_()
+            module, vector = load_mlp(model), vectors[client].clone().requires_grad_()
             rules = [torch.optim.SGD(values, rate) for values in (module.parameters(), [vector])]
             running = torch.zeros(6, dtype=torch.float64)
             for x, y in list_batches(trial, client, number):
@@ -78,10 +81,10 @@ def test_two_rounds_of_pfllibs_loop_after_the_initialization(make_trial, assert_
         assert_same(trial.client_states[client]["vector"], vector, tolerance=1e-12)
 
 
-def test_predictions_have_the_personal_vector(make_trial, assert_same):
+def test_feddbe_predictions_add_personal_vector(make_trial, assert_same):
     trial = make_trial(FedDBE(), participation=1.0).run(2)
     client = trial.start(5)
     x, _ = trial.clients.gather_samples(trial.clients.train[5])
-    module, vector = load(trial.server["model"]), trial.client_states[5]["vector"]
+    module, vector = load_mlp(trial.server["model"]), trial.client_states[5]["vector"]
     assert vector.abs().min() > 0
     assert_same(trial.algorithm.predict(client, x), module.head(module.body(x) + vector).detach(), tolerance=1e-14)

@@ -21,7 +21,7 @@ MODES = ("kl", "paper", "code")
 
 
 def make_table(*rows):
-    """A table of 4 x 4 that begins with these rows; the others are zero, as of classes that are not owned."""
+    """Make a 4 x 4 table that begins with these rows. The other rows are zero, as for classes without samples."""
     full = torch.zeros(4, 4, dtype=f64)
     for index, row in enumerate(rows):
         full[index, : len(row)] = torch.tensor(row, dtype=f64)
@@ -29,7 +29,7 @@ def make_table(*rows):
 
 
 def make_uploads(trial, tables, counts):
-    """What clients 0, 1, ... would send."""
+    """Make the uploads of clients 0, 1, ..."""
     model = trial.server["model"]
     sent = [
         {"model": model, "omega": table, "counts": torch.tensor(count, dtype=f64)}
@@ -43,7 +43,7 @@ def gather_batch(trial, client):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_without_teaching_it_is_fedavg_bit_by_bit(make_trial, assert_same, mode):
+def test_feddistill_plus_with_mu_0_equals_fedavg_bit_for_bit(make_trial, assert_same, mode):
     plus, plain = (
         make_trial(algorithm, momentum=0.9).run(3) for algorithm in (FedDistillPlus(mu=0.0, mode=mode), FedAvg())
     )
@@ -59,16 +59,16 @@ def test_without_teaching_it_is_fedavg_bit_by_bit(make_trial, assert_same, mode)
         ([0.5, 0.5], [0.25, 0.75], 0.143841, -1.193147),
     ],
 )
-def test_the_divergence_and_that_of_the_code(teacher, output, right, wrong):
-    """A teacher's zero counts nothing; outputs of 0 are met through their logarithms only."""
+def test_kl_divergence_and_wrong_kl_divergence_match_exact_values(teacher, output, right, wrong):
+    """A zero of the teacher adds nothing. Outputs of 0 affect only their logarithm."""
     log_p = torch.tensor([output], dtype=f64).clamp(min=1e-300).log()
     q = torch.tensor([teacher], dtype=f64)
     assert compute_kl_divergence(q, log_p).item() == pytest.approx(right, abs=1e-6)
     assert compute_wrong_kl_divergence(q, log_p).item() == pytest.approx(wrong, abs=1e-6)
 
 
-def test_the_codes_gradient_is_minus_the_teacher():
-    """With respect to the outputs: it raises their inner product."""
+def test_wrong_kl_divergence_gradient_is_minus_teacher():
+    """The gradient with respect to the outputs raises their inner product with the teacher."""
     q = torch.tensor([[0.7, 0.2, 0.1]], dtype=f64)
     p = torch.tensor([[0.2, 0.3, 0.5]], dtype=f64, requires_grad=True)
     (gradient,) = torch.autograd.grad(compute_wrong_kl_divergence(q, p.log()).sum(), p)
@@ -76,8 +76,8 @@ def test_the_codes_gradient_is_minus_the_teacher():
 
 
 @pytest.mark.parametrize("mode", ["kl", "paper"])
-def test_the_first_teacher_is_the_label_itself(make_trial, mode):
-    """Divergence from the identity's row is the cross-entropy once more."""
+def test_feddistill_plus_first_teacher_is_label(make_trial, mode):
+    """The divergence from a row of the identity equals the cross-entropy."""
     trial = make_trial(FedDistillPlus(mu=0.5, mode=mode))
     client, batch = trial.start(3), gather_batch(trial, 3)
     with torch.no_grad():
@@ -86,7 +86,7 @@ def test_the_first_teacher_is_the_label_itself(make_trial, mode):
         )
 
 
-def test_each_sample_has_the_row_of_its_class_as_teacher(make_trial):
+def test_feddistill_plus_teacher_is_row_of_sample_class(make_trial):
     trial = make_trial(FedDistillPlus(mu=2.0))
     client, batch = trial.start(3), gather_batch(trial, 3)
     client["omega"] = torch.rand(4, 4, generator=torch.Generator().manual_seed(1), dtype=f64).softmax(-1)
@@ -100,8 +100,11 @@ def test_each_sample_has_the_row_of_its_class_as_teacher(make_trial):
     assert float(taught) == pytest.approx(2 * float(sum(rows)) / len(rows), rel=1e-12)
 
 
-def test_teachers_with_and_without_the_own_part(make_trial):
-    """Three clients' outputs (2, 0), (0, 2) and (4, 4) for class 0, ten samples each."""
+def test_feddistill_plus_paper_mode_excludes_own_outputs(make_trial):
+    """Three clients have outputs (2, 0), (0, 2), and (4, 4) for class 0, with ten samples each.
+
+    The mode kl includes the outputs of all clients.
+    """
     tables, counts = [make_table((2, 0)), make_table((0, 2)), make_table((4, 4))], [[10, 0, 0, 0]] * 3
     shared = make_trial(FedDistillPlus())
     found = shared.aggregate(make_uploads(shared, tables, counts))["omega"]
@@ -109,18 +112,18 @@ def test_teachers_with_and_without_the_own_part(make_trial):
     apart = make_trial(FedDistillPlus(mode="paper"))
     apart.server = apart.aggregate(make_uploads(apart, tables, counts))
     first = [apart.start(client)["omega"][0, :2].tolist() for client in (0, 1, 2, 7)]
-    assert first == [pytest.approx(row) for row in ([2, 3], [3, 2], [1, 1], [2, 2])]  # the last was not there
+    assert first == [pytest.approx(row) for row in ([2, 3], [3, 2], [1, 1], [2, 2])]  # client 7 is absent
 
 
-def test_rows_are_means_by_counts(make_trial):
+def test_feddistill_plus_averages_rows_by_counts(make_trial):
     trial = make_trial(FedDistillPlus())
     found = trial.aggregate(make_uploads(trial, [make_table((1, 0)), make_table((0, 1))], [[3, 0, 0, 0], [1, 0, 0, 0]]))
     assert found["omega"][0].tolist() == pytest.approx([0.75, 0.25, 0, 0])
 
 
 @pytest.mark.parametrize("mode", ["kl", "paper"])
-def test_a_class_that_nobody_else_owns_keeps_its_row(make_trial, mode):
-    """Class 2 is nobody's; class 1 is client 0's alone; a lone participant leaves nothing to leave out."""
+def test_feddistill_plus_keeps_row_of_class_without_other_owner(make_trial, mode):
+    """Class 2 has no owner, and only client 0 owns class 1. A single participant has no outputs of other clients."""
     trial = make_trial(FedDistillPlus(mode=mode))
     tables = [make_table((0.5, 0.5), (0.2, 0.8)), make_table((0.9, 0.1))]
     trial.server = trial.aggregate(make_uploads(trial, tables, [[1, 1, 0, 0], [1, 0, 0, 0]]))
@@ -133,8 +136,8 @@ def test_a_class_that_nobody_else_owns_keeps_its_row(make_trial, mode):
     assert alone.isfinite().all()
 
 
-def test_in_code_mode_the_table_is_that_of_feddws_code(make_trial, assert_same):
-    """The history of all rounds, smoothed; but its strength is constant, and the head has its bias."""
+def test_feddistill_plus_code_mode_table_equals_feddw(make_trial, assert_same):
+    """The table is the smoothed history of all rounds. Unlike in FedDW, mu is constant and the head has a bias."""
     plus, dw = (make_trial(algorithm) for algorithm in (FedDistillPlus(mode="code"), FedDW(mode="code")))
     for tables in ([make_table((1, 0)), make_table((0, 1))], [make_table((0.5, 0.5)), make_table((0.2, 0.8))]):
         for trial in (plus, dw):
@@ -146,8 +149,8 @@ def test_in_code_mode_the_table_is_that_of_feddws_code(make_trial, assert_same):
 
 
 @pytest.mark.parametrize("mode", ["kl", "paper"])
-def test_clients_come_nearer_to_their_teachers(make_trial, mode):
-    """Its mechanism acts: the stronger the teaching, the nearer their mean outputs."""
+def test_feddistill_plus_moves_outputs_to_teachers(make_trial, mode):
+    """A larger mu moves the mean outputs of the clients nearer to their teachers."""
     distances = []
     for mu in (0.0, 1.0, 10.0):
         plain = make_trial(FedDistillPlus(mu=1.0, mode=mode), participation=1.0, learning_rate=0.02).run(5)
@@ -163,8 +166,8 @@ def test_clients_come_nearer_to_their_teachers(make_trial, mode):
 
 @pytest.mark.parametrize("mode", ["kl", "paper"])
 @pytest.mark.parametrize("mu", [1.0, 0.5])
-def test_the_first_round_is_fedavgs_at_a_higher_rate(make_trial, assert_same, mode, mu):
-    """Against the identity the divergence is the cross-entropy once more: 1 + mu times the rate, doubled by default."""
+def test_feddistill_plus_first_round_equals_fedavg_at_higher_rate(make_trial, assert_same, mode, mu):
+    """The divergence from the identity equals the cross-entropy, which multiplies the rate by 1 + mu."""
     plus = make_trial(FedDistillPlus(mu=mu, mode=mode), learning_rate=0.05).run()
     plain = make_trial(FedAvg(), learning_rate=0.05 * (1 + mu)).run()
     assert_same(plus.server["model"], plain.server["model"], tolerance=1e-13)

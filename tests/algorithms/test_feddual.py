@@ -33,8 +33,8 @@ EXPECTED = Expected(
 f64 = torch.float64
 
 
-class Telling(FedDUAL):
-    """FedDUAL whose clients also tell their last beta."""
+class BetaUploadingFedDUAL(FedDUAL):
+    """FedDUAL whose clients upload their last beta."""
 
     def upload(self, client):
         return super().upload(client) | {"beta": client["beta"]}
@@ -44,7 +44,7 @@ def make_updates(*rows):
     return torch.tensor(rows, dtype=f64)
 
 
-def accuracy(trial, model, client):
+def compute_accuracy(trial, model, client):
     x, y = trial.clients.gather_samples(trial.clients.train[client])
     return float((trial.net(model, x).argmax(-1) == y).double().mean())
 
@@ -53,12 +53,12 @@ def accuracy(trial, model, client):
 
 
 @pytest.mark.parametrize(("iterations", "value"), [(1, 1.127668), (2, 0.877757), (3, 0.789144)])
-def test_iterates_of_three_constant_vectors(iterations, value):
+def test_barycenter_iterates_match_exact_values(iterations, value):
     found, _ = compute_barycenter(make_updates([0, 0, 0], [1, 1, 1], [4, 4, 4]), epsilon=1.0, iterations=iterations)
     assert found.tolist() == pytest.approx([value] * 3, abs=1e-6)
 
 
-def test_sinkhorn_is_exact_for_a_shift_and_independent_for_a_large_regularization():
+def test_sinkhorn_distances_match_limits_of_regularization():
     b, update = make_updates([0, 1, 2, 3])[0], make_updates([0.5, 1.5, 2.5, 3.5])
     assert compute_exact_distances(b, update).tolist() == [0.5]
     assert compute_sinkhorn_distances(b, update, 0.002).tolist() == pytest.approx([0.5], abs=1e-6)
@@ -66,21 +66,21 @@ def test_sinkhorn_is_exact_for_a_shift_and_independent_for_a_large_regularizatio
     assert compute_sinkhorn_distances(b, update, 1e4).tolist() == pytest.approx([independent], rel=1e-4)
 
 
-def test_sinkhorn_of_two_values_is_the_closed_form():
-    """The plan of two values has the shares s and 1/2 - s, with s proportional to the root of the kernel."""
+def test_sinkhorn_distance_of_two_values_matches_closed_form():
+    """The plan of two values has the entries s and 1/2 - s. Here s is proportional to the square root of the kernel."""
     k = math.exp(-1 / 0.3)
-    share = k / (1 + k)  # of the two plans, the diagonal one costs 0 and the other one 1
+    share = k / (1 + k)  # the diagonal plan has cost 0, the other plan cost 1
     distance = compute_sinkhorn_distances(make_updates([0, 1])[0], make_updates([0, 1], [0, 10]), 0.3)
     assert distance[0].item() == pytest.approx(share, abs=1e-9)
     assert distance.dtype == f64
 
 
-def test_sinkhorn_of_equal_vectors_is_finite_in_float32():
+def test_sinkhorn_distance_of_equal_vectors_is_0_in_float32():
     zeros = torch.zeros(2, 3)
     assert compute_sinkhorn_distances(zeros[0], zeros, 0.05).tolist() == [0, 0]
 
 
-def test_the_plan_of_sinkhorn_costs_more_than_the_optimal_one():
+def test_sinkhorn_distances_exceed_exact_distances():
     generator = torch.Generator().manual_seed(0)
     b, vectors = (torch.randn(shape, generator=generator, dtype=f64) for shape in ((30,), (4, 30)))
     exact, sinkhorn = (FedDUAL(distance=distance).compute_distances(b, vectors) for distance in ("exact", "sinkhorn"))
@@ -96,20 +96,20 @@ def test_sinkhorn_rejects_large_tensors():
         feddual.warnings(build_study_facts(feddual, large), "algorithms.feddual")
 
 
-def test_the_papers_epsilon_picks_the_vector_nearest_to_the_mean():
+def test_barycenter_with_paper_epsilon_is_vector_nearest_to_mean():
     found, weights = compute_barycenter(make_updates([0, 0], [1, 1], [4, 4]), epsilon=1e-5, iterations=150)
     assert found.tolist() == [1, 1]
     assert weights.tolist() == [0, 1, 0]
 
 
-def test_ties_average_where_the_kernel_underflows():
+def test_barycenter_averages_ties_if_kernel_underflows():
     found, weights = compute_barycenter(make_updates([0, 0], [2, 2]), epsilon=1e-5, iterations=150)
     assert found.tolist() == [1, 1]
     assert weights.tolist() == [0.5, 0.5]
 
 
 @pytest.mark.parametrize(("widths", "share"), [(20, 0.9537), (23, 0.5065), (25, 0.1219), (30, 9.35e-4), (1e5, 0)])
-def test_in_code_mode_the_barycenter_vanishes_with_the_kernel(widths, share):
+def test_barycenter_in_code_mode_vanishes_with_kernel(widths, share):
     """Both vectors are ``widths`` epsilon from their mean."""
     far = 2 * widths * 1e-5
     found, weights = compute_barycenter(
@@ -119,31 +119,31 @@ def test_in_code_mode_the_barycenter_vanishes_with_the_kernel(widths, share):
     assert weights.tolist() == pytest.approx([0.5, 0.5])
 
 
-def test_equal_vectors_are_their_own_barycenter():
+def test_barycenter_of_equal_vectors_equals_each_vector():
     found, weights = compute_barycenter(make_updates([3, -1, 2]).repeat(4, 1), epsilon=1e-5, iterations=150)
     assert found.tolist() == pytest.approx([3, -1, 2], abs=1e-15)
     assert weights.tolist() == pytest.approx([0.25] * 4)
 
 
-def test_one_vector_is_its_own_barycenter():
+def test_barycenter_of_one_vector_equals_vector():
     found, _ = compute_barycenter(make_updates([3, -1, 2]), epsilon=1e-5, iterations=150)
     assert found.tolist() == [3, -1, 2]
 
 
-def test_distances_ignore_positions():
-    """All three are equally far from their mean (2/3, 1/3), which (1, 0) would be nearer to by positions."""
+def test_barycenter_distances_ignore_positions():
+    """All three vectors are equally far from their mean (2/3, 1/3). By positions, (1, 0) would be nearer."""
     _, weights = compute_barycenter(make_updates([1, 0], [1, 0], [0, 1]), epsilon=1e-2, iterations=1)
     assert weights.tolist() == pytest.approx([1 / 3] * 3, abs=1e-13)
 
 
-def test_a_wide_kernel_gives_the_mean():
+def test_barycenter_with_wide_kernel_equals_mean():
     vectors = torch.randn(5, 7, dtype=f64, generator=torch.Generator().manual_seed(0))
     found, _ = compute_barycenter(vectors, epsilon=1e14, iterations=150)
     assert torch.allclose(found, vectors.mean(0), rtol=1e-12, atol=1e-13)
 
 
-def test_distances_are_those_of_pot():
-    """What the authors' code calls."""
+def test_barycenter_weights_match_pot_distances():
+    """The authors' code calls POT."""
     vectors = torch.randn(4, 50, dtype=f64, generator=torch.Generator().manual_seed(1))
     distances = ot.wasserstein_1d(vectors.mean(0).unsqueeze(1).expand(-1, 4), vectors.T, p=1)
     _, weights = compute_barycenter(vectors, epsilon=0.01, iterations=1)
@@ -151,7 +151,7 @@ def test_distances_are_those_of_pot():
 
 
 @pytest.mark.parametrize("epsilon", [1e-2, 0.1, 1.0])
-def test_iterations_are_those_of_the_equations(epsilon):
+def test_barycenter_iterations_match_equations(epsilon):
     vectors = np.random.default_rng(3).normal(size=(4, 6))
     b = vectors.mean(0)
     for _ in range(5):
@@ -163,8 +163,11 @@ def test_iterations_are_those_of_the_equations(epsilon):
     assert weights.tolist() == pytest.approx((kernel / kernel.sum()).tolist(), abs=1e-12)
 
 
-def test_the_server_moves_each_tensor_of_the_output_layer_by_its_barycenter(make_trial):
-    """Uploads lie 0, 1 and 4 away in the head, at 1, 2 and 6 elsewhere; counts are not used."""
+def test_feddual_server_moves_output_layer_by_barycenters(make_trial):
+    """The uploads differ from the server's head by 0, 1, and 4, and their bodies are 1, 2, and 6.
+
+    Sample counts have no effect.
+    """
     trial = make_trial(FedDUAL(epsilon=1.0, iterations=3))
     theta = trial.server["model"]
 
@@ -182,7 +185,7 @@ def test_the_server_moves_each_tensor_of_the_output_layer_by_its_barycenter(make
             assert torch.allclose(theta[name] - value, torch.full_like(value, 0.789144), rtol=0, atol=1e-6)
 
 
-def test_the_effective_number_of_clients_is_observed(make_trial):
+def test_feddual_records_effective_number_of_clients(make_trial):
     trial = make_trial(FedDUAL(), participation=1.0)
     assert {key: float(value) for key, value in trial.algorithm.metrics(trial.server).items()} == {
         "effective_clients.head.weight": 8,
@@ -203,8 +206,8 @@ def test_the_effective_number_of_clients_is_observed(make_trial):
         (("head", "body.1"), ["body.1.weight", "body.1.bias", "head.weight", "head.bias"]),
     ],
 )
-def test_layers_may_be_named(make_trial, assert_same, layers, names):
-    """Those are combined by the barycenter, all others are the mean."""
+def test_feddual_applies_barycenter_to_layers_by_name(make_trial, assert_same, layers, names):
+    """The server combines these layers by the barycenter and averages all others."""
     trial = make_trial(FedDUAL(layers=layers, epsilon=0.01))
     assert list(trial.algorithm.barycenter_parameter_names) == names
     outcomes = trial.train()
@@ -220,22 +223,22 @@ def test_layers_may_be_named(make_trial, assert_same, layers, names):
             assert_same(found[name], torch.stack([model[name] for model in models]).mean(0), tolerance=1e-12)
 
 
-def test_a_layer_that_the_network_lacks_is_refused_by_the_plan():
-    def planned(**parameters):
+def test_feddual_rejects_layers_missing_from_network():
+    def check_layers(**parameters):
         params = studies.settings(("feddual",), algorithms={"feddual": parameters})
         found = parse_params(params)
         feddual = found.algorithms["feddual"].algorithm
         return feddual.warnings(build_study_facts(feddual, found), "algorithms.feddual")
 
-    assert planned(layers=["body.1"]) == ()
+    assert check_layers(layers=["body.1"]) == ()
     with pytest.raises(SettingsError, match=r"^algorithms\.feddual\.layers: .* 'body\.0'.*'body\.1'"):
-        planned(layers=["body.0"])
+        check_layers(layers=["body.0"])
     with pytest.raises(SettingsError, match=r"algorithms\.feddual\.layers"):
-        planned(layers=[])
+        check_layers(layers=[])
 
 
 @pytest.mark.parametrize(("layers", "count"), [(1, 2), (2, 4)])
-def test_layers_counts_parametrized_layers_from_the_output(make_trial, layers, count):
+def test_feddual_counts_layers_from_output(make_trial, layers, count):
     trial = make_trial(FedDUAL(layers=layers))
     assert trial.algorithm.barycenter_parameter_names == trial.net.names[-count:]
     assert tuple(trial.run().server["effective"]) == trial.net.names[-count:]
@@ -244,20 +247,20 @@ def test_layers_counts_parametrized_layers_from_the_output(make_trial, layers, c
 # -- reductions ------------------------------------------------------------------------------------------------------
 
 
-def test_without_both_parts_it_is_uniform_fedavg(make_trial, assert_same):
+def test_feddual_without_both_parts_equals_uniform_fedavg(make_trial, assert_same):
     neither = make_trial(FedDUAL(adaptive_loss=False, dynamic_aggregation=False), momentum=0.9).run(3)
     plain = make_trial(FedAvg(), weighting="uniform", momentum=0.9).run(3)
     assert_same(neither.server["model"], plain.server["model"])
 
 
-def test_dynamic_aggregation_with_a_wide_kernel_is_uniform_fedavg(make_trial, assert_same):
+def test_feddual_with_wide_kernel_equals_uniform_fedavg(make_trial, assert_same):
     wide = make_trial(FedDUAL(adaptive_loss=False, epsilon=1e15)).run(3)
     plain = make_trial(FedAvg(), weighting="uniform").run(3)
     assert_same(wide.server["model"], plain.server["model"], tolerance=1e-12)
 
 
-def test_the_first_step_is_fedavgs_at_half_the_rate(make_trial, assert_same):
-    """There, beta is 1/2 and the divergence has no gradient."""
+def test_feddual_first_step_equals_fedavg_at_half_rate(make_trial, assert_same):
+    """In the first step, beta is 1/2 and the divergence has no gradient."""
     settings = {"local_epochs": 1, "batch_size": 100}
     dual = make_trial(FedDUAL(dynamic_aggregation=False), **settings).train()
     plain = make_trial(FedAvg(), learning_rate=0.025, **settings).train()
@@ -269,39 +272,39 @@ def test_the_first_step_is_fedavgs_at_half_the_rate(make_trial, assert_same):
 
 
 def compute_divergence(local, other):
-    """Eq. 3 and 4 as they stand in the paper, of two vectors of weights."""
+    """Compute Eq. 3 and 4 of the paper for two vectors of weights."""
     p, q = local.softmax(0), other.softmax(0)
     return (p * (p / q).log()).sum()
 
 
 def differentiate_divergence(local, other):
-    """Its gradient in the local weights, by PyTorch."""
+    """Compute the gradient with respect to the local weights by autograd."""
     (found,) = torch.autograd.grad(compute_divergence(leaf := local.clone().requires_grad_(), other), leaf)
     return found
 
 
-def test_the_divergence_of_two_weights():
-    """Of weights 2 : 1 from even ones; its gradient is 2/9 log 2 away from them."""
+def test_divergence_gradient_of_two_weights_matches_exact_values():
+    """The softmax is 2 : 1, and the anchor's softmax is even. The gradient is 2/9 log 2, away from the anchor."""
     local = torch.tensor([math.log(2), 0], dtype=f64)
     assert float(compute_divergence(local, local * 0)) == pytest.approx(0.0566331, abs=1e-7)
     found = compute_divergence_gradient(local, local * 0)
     assert found.tolist() == pytest.approx([2 / 9 * math.log(2), -2 / 9 * math.log(2)], rel=1e-14)
 
 
-def test_the_divergence_of_a_model_from_itself_has_no_gradient():
+def test_divergence_gradient_of_equal_models_is_0():
     model = torch.tensor([1e3, -5, 0, 2, 7], dtype=f64)
     assert compute_divergence_gradient(model, model).tolist() == [0] * 5
 
 
-def test_the_divergence_does_not_see_a_constant_shift(make_trial):
+def test_divergence_gradient_ignores_constant_shift(make_trial):
     trial = make_trial("feddual")
     local, other = trial.initial_model(0).flat(), trial.initial_model(1).flat()
     shifted = compute_divergence_gradient(local + 1000.0, other - 3.0)
     assert torch.allclose(shifted, compute_divergence_gradient(local, other), rtol=1e-9, atol=1e-14)
 
 
-def test_the_gradient_of_the_divergence(make_trial):
-    """As PyTorch has it, and as the spec: p_i (log p_i - log q_i - D)."""
+def test_divergence_gradient_matches_autograd_and_formula(make_trial):
+    """The formula of the spec is p_i (log p_i - log q_i - D)."""
     trial = make_trial("feddual")
     local, other = trial.initial_model(0).flat(), trial.initial_model(1).flat()
     found, log_p, log_q = compute_divergence_gradient(local, other), local.log_softmax(0), other.log_softmax(0)
@@ -313,35 +316,40 @@ def test_the_gradient_of_the_divergence(make_trial):
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_beta_is_measured_before_each_epoch(make_trial, width):
-    """1/2 in the first; in the second from the accuracies of the model after one epoch and of the global model."""
+def test_feddual_measures_beta_before_each_epoch(make_trial, width):
+    """Beta is 1/2 in the first epoch.
+
+    In the second epoch, it depends on the accuracies of the model after one epoch and of the global model.
+    """
     settings = {"learning_rate": 0.5, "participation": 1.0, "width": width}
-    one = make_trial(Telling(), local_epochs=1, **settings)
-    two = make_trial(Telling(), local_epochs=2, **settings)
+    one = make_trial(BetaUploadingFedDUAL(), local_epochs=1, **settings)
+    two = make_trial(BetaUploadingFedDUAL(), local_epochs=2, **settings)
     differing = 0
     for early, late in zip(one.train(), two.train(), strict=True):
-        gap = accuracy(one, early.upload["model"], early.client) - accuracy(one, one.server["model"], early.client)
+        gap = compute_accuracy(one, early.upload["model"], early.client) - compute_accuracy(
+            one, one.server["model"], early.client
+        )
         assert float(early.upload["beta"]) == 0.5
         assert float(late.upload["beta"]) == pytest.approx(1 / (1 + math.exp(-gap)), abs=1e-14)
         differing += gap != 0
     assert differing > 2
 
 
-class Written(FedDUAL):
-    """Eq. 5 as it stands in the paper, differentiated by PyTorch, of the weights called ``NAMES``."""
+class FedDUALEquation(FedDUAL):
+    """FedDUAL that differentiates Eq. 5 of the paper by autograd, for the weights in ``NAMES``."""
 
     NAMES = ("body.1.weight", "body.1.bias", "head.weight", "head.bias")
 
     def local_passes(self):
-        return [*map(self.written, super().local_passes())]
+        return [*map(self.replace_loss, super().local_passes())]
 
     def finetune_passes(self, epochs):
-        return [*map(self.written, super().finetune_passes(epochs))]
+        return [*map(self.replace_loss, super().finetune_passes(epochs))]
 
-    def written(self, listed):
-        return dataclasses.replace(listed, loss=self.eq_5, step=None) if isinstance(listed, Train) else listed
+    def replace_loss(self, listed):
+        return dataclasses.replace(listed, loss=self.compute_eq_5, step=None) if isinstance(listed, Train) else listed
 
-    def eq_5(self, client, batch):
+    def compute_eq_5(self, client, batch):
         weights = torch.cat([client["model"][name].flatten() for name in self.NAMES])
         return (1 - client["beta"]) * self.risk(client, batch) + client["beta"] * compute_divergence(
             weights, client["anchor"]
@@ -350,44 +358,46 @@ class Written(FedDUAL):
 
 @pytest.mark.parametrize("width", [None, 3])
 @pytest.mark.parametrize("settings", [{}, {"momentum": 0.9}])
-def test_steps_go_along_the_gradient_of_risk_and_divergence(make_trial, assert_same, settings, width):
-    """Of the weights that are trained: neither a frozen body's nor running statistics are among p and q."""
+def test_feddual_steps_follow_gradient_of_equation_5(make_trial, assert_same, settings, width):
+    """p and q contain only trained weights, without a frozen layer and running statistics."""
 
-    def frozen():
+    def build_frozen_network():
         body = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6))
         body[0].requires_grad_(False)
         return Network(body, nn.Linear(6, 4))
 
-    class Certain(FedDUAL):
-        """The divergence counts for all, so that it can be seen."""
+    class FedDUALWithBeta1(FedDUAL):
+        """FedDUAL with beta = 1, so that only the divergence has a gradient."""
 
         def store_beta(self, client, sums):
             return client | {"beta": torch.ones_like(client["beta"])}
 
-    class CertainlyWritten(Certain, Written):
+    class FedDUALEquationWithBeta1(FedDUALWithBeta1, FedDUALEquation):
         pass
 
     same = {"local_epochs": 3, "width": width, **settings}
-    for mine, theirs in ((FedDUAL, Written), (Certain, CertainlyWritten)):
-        ours, wanted = (make_trial(kind(), frozen, learning_rate=1.0, **same).train([3]) for kind in (mine, theirs))
+    for mine, theirs in ((FedDUAL, FedDUALEquation), (FedDUALWithBeta1, FedDUALEquationWithBeta1)):
+        ours, wanted = (
+            make_trial(kind(), build_frozen_network, learning_rate=1.0, **same).train([3]) for kind in (mine, theirs)
+        )
         assert_same(ours[0].upload["model"], wanted[0].upload["model"], tolerance=1e-10)
     tuned, wanted = (
-        make_trial(kind(), frozen, **same).run(1, [3]).train([3], ["local"], "finetune")[0]
-        for kind in (FedDUAL, Written)
+        make_trial(kind(), build_frozen_network, **same).run(1, [3]).train([3], ["local"], "finetune")[0]
+        for kind in (FedDUAL, FedDUALEquation)
     )
     assert tuned.scores["local"].loss == pytest.approx(wanted.scores["local"].loss, rel=1e-10)
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_in_code_mode_clients_train_on_half_the_risk(make_trial, assert_same, width):
-    """As uniform FedAvg at half the rate."""
+def test_feddual_code_mode_trains_on_half_risk(make_trial, assert_same, width):
+    """Training equals uniform FedAvg at half the rate."""
     code = make_trial(FedDUAL(mode="code", dynamic_aggregation=False), width=width, learning_rate=0.1).run(3)
     plain = make_trial(FedAvg(), width=width, learning_rate=0.05, weighting="uniform").run(3)
     assert_same(code.server["model"], plain.server["model"], tolerance=1e-14)
 
 
-def test_in_code_mode_the_output_layer_freezes(make_trial, assert_same):
-    """At the code's epsilon no gradient is near enough to their mean, nor then to 0."""
+def test_feddual_code_mode_freezes_output_layer(make_trial, assert_same):
+    """At the code's epsilon, all gradients are too far from their mean. The barycenter is then 0."""
     trial = make_trial(FedDUAL(mode="code"), learning_rate=0.05)
     before = trial.server["model"]
     trial.run(1, ids=[3, 5, 7])
@@ -403,7 +413,7 @@ def test_in_code_mode_the_output_layer_freezes(make_trial, assert_same):
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_the_gradient_is_of_the_summed_loss_at_the_trained_model(make_trial, width):
+def test_feddual_gradient_is_of_summed_loss_at_trained_model(make_trial, width):
     trial = make_trial(FedDUAL(vector="gradient"), width=width)
     for outcome in trial.train([0, 3, 5]):
         leaves = outcome.upload["model"].map(lambda value: value.clone().requires_grad_())
@@ -416,7 +426,7 @@ def test_the_gradient_is_of_the_summed_loss_at_the_trained_model(make_trial, wid
             assert torch.allclose(outcome.upload["gradient"][name], value, rtol=1e-12, atol=1e-14)
 
 
-def test_reading_g_moves_the_head_by_the_barycenter_of_gradients(make_trial):
+def test_feddual_reading_g_moves_head_by_barycenter_of_gradients(make_trial):
     trial = make_trial(FedDUAL(vector="gradient", epsilon=0.3))
     uploads = trial.collect_uploads(trial.train())
     state = trial.aggregate(uploads)
@@ -426,15 +436,15 @@ def test_reading_g_moves_the_head_by_the_barycenter_of_gradients(make_trial):
     assert torch.allclose(moved.flatten(), wanted, rtol=1e-12, atol=1e-14)
 
 
-def test_reading_g_trains_the_models_of_reading_p(make_trial, assert_same):
-    """The pass that sums gradients leaves the model as it is."""
+def test_feddual_readings_g_and_p_train_equal_models(make_trial, assert_same):
+    """The pass that sums gradients does not change the model."""
     by_gradient, by_update = (make_trial(FedDUAL(vector=vector)).train() for vector in ("gradient", "pseudo-gradient"))
     for ours, theirs in zip(by_gradient, by_update, strict=True):
         assert_same(ours.upload["model"], theirs.upload["model"])
 
 
 def build_varying_network(normalized):
-    """A network under BatchNorm, under dropout of its features, or under both, which learns from changing images."""
+    """Build a network with BatchNorm or dropout."""
     layers = {
         "norm": [nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.ReLU()],
         "dropout": [nn.ReLU(), nn.Dropout2d(0.5), nn.Flatten(), nn.Linear(64, 6), nn.ReLU(), nn.Dropout(0.5)],
@@ -444,16 +454,18 @@ def build_varying_network(normalized):
 
 @pytest.mark.parametrize("width", [None, 3])
 @pytest.mark.parametrize(("kind", "buffers"), [("norm", "average"), ("norm", "keep"), ("dropout", "average")])
-def test_the_gradient_is_that_of_the_network_at_rest(make_clients, make_trial, assert_same, kind, buffers, width):
-    """By PyTorch's own module in evaluation mode on images as they are; whoever sends it sends the same model, with the
-    same running statistics, as who doesn't."""
+def test_feddual_measures_gradient_in_evaluation_mode(make_clients, make_trial, assert_same, kind, buffers, width):
+    """The gradient equals that of PyTorch's module in evaluation mode on images without augmentation.
 
-    def trial(vector):
+    Clients that upload the gradient upload the same models and running statistics as clients that do not.
+    """
+
+    def run_trial(vector):
         clients = make_clients((1, 4, 4), transforms=Transforms(mean=(0.1,), std=(2.0,), crop=1, flip=True))
         settings = {"participation": 1.0, "learning_rate": 0.2, "width": width, "buffers": buffers}
         return make_trial(FedDUAL(vector=vector), lambda: build_varying_network(kind), clients, **settings).run()
 
-    made, other = trial("gradient"), trial("pseudo-gradient")
+    made, other = run_trial("gradient"), run_trial("pseudo-gradient")
     differing = 0
     for outcome, without in zip(made.outcomes, other.outcomes, strict=True):
         assert_same(outcome.upload["model"], without.upload["model"])
@@ -462,31 +474,31 @@ def test_the_gradient_is_that_of_the_network_at_rest(make_clients, make_trial, a
         module.load_state_dict({**outcome.upload["model"], **outcome.kept_state.get("buffers", {})}, strict=False)
         x, y = made.clients.gather_samples(made.clients.train[outcome.client])
 
-        def gradient(module=module, x=x, y=y):
+        def compute_gradient(module=module, x=x, y=y):
             risk = cross_entropy(module(x), y, reduction="sum")
             names = ("head.weight", "head.bias")
             return Tensors(zip(names, torch.autograd.grad(risk, [*module.head.parameters()]), strict=True))
 
-        at_rest = gradient(module.eval())
+        at_rest = compute_gradient(module.eval())
         assert_same(outcome.upload["gradient"], at_rest, tolerance=1e-10)
-        if len(y) > 1:  # PyTorch has no variance of one sample
-            differing += float((gradient(module.train()) - at_rest).norm() / at_rest.norm()) > 0.1
-    assert differing >= 5, "in training mode it would be another one"
+        if len(y) > 1:  # PyTorch cannot normalize a single sample
+            differing += float((compute_gradient(module.train()) - at_rest).norm() / at_rest.norm()) > 0.1
+    assert differing >= 5, "the gradient in training mode is different"
 
 
-# -- the code's mode -------------------------------------------------------------------------------------------------
+# -- code mode -------------------------------------------------------------------------------------------------------
 
 
-def study(**parameters):
+def build_feddual(**parameters):
     params = parse_params({"algorithms": {"feddual": parameters}, "study": {"algorithms": ["feddual"]}})
     return params.algorithms["feddual"].algorithm
 
 
-def test_each_mode_brings_its_own_values():
-    assert study() == FedDUAL(mode="paper", vector="pseudo-gradient", iterations=150, layers=1)
-    assert study(mode="code") == FedDUAL(mode="code", vector="gradient", iterations=1000, layers=1)
-    assert study(mode="code", vector="gradient", epsilon=1e-4, adaptive_loss=False).iterations == 1000
-    assert study(vector="gradient", iterations=7, layers=2).iterations == 7
+def test_feddual_modes_set_their_default_parameters():
+    assert build_feddual() == FedDUAL(mode="paper", vector="pseudo-gradient", iterations=150, layers=1)
+    assert build_feddual(mode="code") == FedDUAL(mode="code", vector="gradient", iterations=1000, layers=1)
+    assert build_feddual(mode="code", vector="gradient", epsilon=1e-4, adaptive_loss=False).iterations == 1000
+    assert build_feddual(vector="gradient", iterations=7, layers=2).iterations == 7
 
 
 @pytest.mark.parametrize(
@@ -498,9 +510,9 @@ def test_each_mode_brings_its_own_values():
         ({"iterations": 999, "layers": 2}, "iterations: 999, layers: 2"),
     ],
 )
-def test_a_hybrid_of_both_is_refused(parameters, conflicts):
+def test_feddual_code_mode_rejects_conflicting_parameters(parameters, conflicts):
     with pytest.raises(SettingsError) as error:
-        study(mode="code", **parameters)
+        build_feddual(mode="code", **parameters)
     message = str(error.value)
     assert message.startswith(f"algorithms.feddual: {conflicts} ")
     assert "mode: code" in message

@@ -19,7 +19,7 @@ EXPECTED = Expected(
 
 
 def make_exact_settings(alpha, **parameters):
-    """Q2's minimizers, to rounding: 1 / (2 + alpha) is the fastest rate for both clients."""
+    """Solve Q2's subproblems up to rounding. The rate 1 / (2 + alpha) is the fastest for both clients."""
     settings = {"local_epochs": 30, "learning_rate": 1 / (2 + alpha)}
     return FedDyn(**{"alpha": alpha, "clip": None} | parameters), settings
 
@@ -29,7 +29,7 @@ def list_linear_terms(trial):
 
 
 def measure_protocols(trial, *protocols):
-    """The rows of the metrics after the rounds so far."""
+    """Return the rows of the metrics after the rounds so far."""
     settings, kept = Evaluation(protocols=protocols), trial.client_states.__getitem__
     found = evaluation.evaluate_round(
         settings, trial.executor, trial.algorithm, trial.clients, trial.server, trial.send, kept, trial.rounds
@@ -38,7 +38,7 @@ def measure_protocols(trial, *protocols):
 
 
 @pytest.mark.parametrize("alpha", [0.01, 0.7])
-def test_the_first_round_goes_twice_as_far_as_the_mean(make_trial, assert_same, alpha):
+def test_feddyn_first_round_doubles_mean_update(make_trial, assert_same, alpha):
     trial = make_trial(FedDyn(alpha=alpha), participation=1.0)
     theta = trial.server["model"]
     mean = trial.collect_uploads(trial.train()).with_equal_weights().mean("model")
@@ -54,28 +54,28 @@ def test_the_first_round_goes_twice_as_far_as_the_mean(make_trial, assert_same, 
         (10.0, [0.923077, 1.300699, 1.591178, 1.828842]),
     ],
 )
-def test_exact_solves_on_q2(make_toy, trace_path, alpha, points):
+def test_feddyn_with_exact_solves_matches_exact_values_on_q2(make_toy, trace_path, alpha, points):
     algorithm, settings = make_exact_settings(alpha)
     assert trace_path(make_toy(algorithm, **settings), len(points)) == pytest.approx(points, abs=1e-6)
 
 
-def test_the_limit_is_the_global_optimum(make_toy, trace_path):
-    """Its mechanism acts: FedAvg and FedProx stop elsewhere; and the memories are the gradients there."""
+def test_feddyn_converges_to_global_optimum(make_toy, trace_path):
+    """FedAvg and FedProx converge to other points. The linear terms converge to the gradients at the optimum."""
     algorithm, settings = make_exact_settings(2.0)
     trial = make_toy(algorithm, **settings | {"local_epochs": 12})
     assert trace_path(trial, 25)[-1] == pytest.approx(3, abs=1e-5)
     assert list_linear_terms(trial) == pytest.approx([3, -3], abs=1e-5)
 
 
-def test_one_client(make_toy, trace_path):
-    """The minimizer of (x - 4)^2 / 2 + x^2 / 2 is 2; the server goes on to 4 and stays."""
+def test_feddyn_with_one_client_reaches_its_optimum(make_toy, trace_path):
+    """The client's minimizer of (x - 4)^2 / 2 + x^2 / 2 is 2. The server moves to 4 and stays there."""
     algorithm, settings = make_exact_settings(1.0)
     trial = make_toy(algorithm, [(1, 4)], **settings | {"learning_rate": 0.3})
     assert trace_path(trial, 3) == pytest.approx([4, 4, 4], abs=1e-9)
-    assert list_linear_terms(trial) == pytest.approx([-0.5], abs=1e-9), "its optimum is 4 only once the memory is gone"
+    assert list_linear_terms(trial) == pytest.approx([-0.5], abs=1e-9), "the linear term halves in each round"
 
 
-def test_equal_clients_have_equal_memories(make_toy, trace_path):
+def test_feddyn_equal_clients_have_equal_linear_terms(make_toy, trace_path):
     algorithm, settings = make_exact_settings(2.0)
     trial = make_toy(algorithm, [(1, 4), (1, 4), (1, 4)], **settings | {"local_epochs": 12})
     assert trace_path(trial, 20)[-1] == pytest.approx(4, abs=0.01)
@@ -83,8 +83,8 @@ def test_equal_clients_have_equal_memories(make_toy, trace_path):
     assert others == pytest.approx([first] * 2, abs=1e-14)
 
 
-def test_the_servers_memory_is_the_mean_of_all_clients(make_trial, assert_same):
-    """At half participation; and clients that are away keep theirs."""
+def test_feddyn_server_h_is_mean_of_client_linear_terms(make_trial, assert_same):
+    """Half of the clients participate in a round. Absent clients keep their linear terms."""
     trial = make_trial(FedDyn(alpha=0.1))
     for _ in range(4):
         before = trial.client_states
@@ -96,22 +96,25 @@ def test_the_servers_memory_is_the_mean_of_all_clients(make_trial, assert_same):
     assert all(outcome.kept_state["g"].norm() > 1e-3 for outcome in trial.outcomes)
 
 
-def test_alpha_zero_is_refused():
+def test_feddyn_rejects_alpha_0():
     with pytest.raises(SettingsError, match=r"^algorithms.alpha: 0"):
         registry.build_component(component.ALGORITHM, "feddyn", {"alpha": 0})
 
 
-def test_gradients_are_clipped(make_toy, trace_path):
-    """At 0 they are 0 and -12: a step of 0.1 instead of 1.2, of which the server takes twice the mean.
+def test_feddyn_clips_gradients(make_toy, trace_path):
+    """At 0 the gradients are 0 and -12. The clipped step is 0.1 instead of 1.2, and the server takes twice the mean.
 
-    The clip is PyTorch's, which adds 1e-6 to the norm.
+    PyTorch's clipping adds 1e-6 to the norm.
     """
     assert trace_path(make_toy(FedDyn(alpha=1.0, clip=1.0)), 1) == pytest.approx([1.2 / (12 + 1e-6)], abs=1e-14)
     assert trace_path(make_toy(FedDyn(alpha=1.0, clip=13.0)), 1) == pytest.approx([1.2], abs=1e-14)
 
 
-def test_the_pull_is_clipped_with_the_risk_and_weight_decay_is_not(make_toy):
-    """From 0 the risk pulls to 100 with 100, then with 99 against the pull's 8: 10 remain; weight decay takes 0.5."""
+def test_feddyn_clips_risk_and_penalty_but_not_weight_decay(make_toy):
+    """The gradient at 0 is -100. At the second step the risk has -99 and the penalty 8. Both steps are clipped to 10.
+
+    Weight decay adds 0.5 to the second step after clipping.
+    """
     trial = make_toy(FedDyn(alpha=8.0, clip=10.0), [(1.0, 100.0)], local_epochs=2, weight_decay=0.5).run()
     (outcome,) = trial.outcomes
     first = 0.1 * 100 * 10 / (100 + 1e-6)
@@ -121,8 +124,8 @@ def test_the_pull_is_clipped_with_the_risk_and_weight_decay_is_not(make_toy):
     assert found == pytest.approx(1 + 0.1 * (10 - 0.5), abs=1e-6)
 
 
-def test_the_participants_mean_can_be_the_global_model(make_trial, assert_same):
-    """And how far it is from what is sent is recorded."""
+def test_feddyn_global_model_is_participant_mean_or_server_model(make_trial, assert_same):
+    """The distance between the mean and the server's model is a metric."""
     trial = make_trial(FedDyn(alpha=0.1, evaluated="mean"), "norm").run(3)
     mean = trial.collect_uploads(trial.outcomes).with_equal_weights().mean("model")
     assert_same(trial.algorithm.global_model(trial.server), mean, tolerance=1e-13)
@@ -135,7 +138,7 @@ def test_the_participants_mean_can_be_the_global_model(make_trial, assert_same):
 
 @pytest.mark.parametrize("width", [None, 3])
 @pytest.mark.parametrize(("evaluated", "other"), [("cloud", "mean"), ("mean", "cloud")])
-def test_both_models_are_measured_on_the_global_test_set(make_trial, evaluated, other, width):
+def test_feddyn_evaluates_both_models_on_global_test_set(make_trial, evaluated, other, width):
     trial = make_trial(FedDyn(alpha=0.1, evaluated=evaluated), "norm", width=width).run(3)
     models = {
         "cloud": trial.server["model"],
@@ -154,7 +157,7 @@ def test_both_models_are_measured_on_the_global_test_set(make_trial, evaluated, 
     assert rows[0]["loss"] != rows[1]["loss"]
 
 
-def test_the_other_model_is_measured_only_beside_the_global_one(make_trial):
+def test_feddyn_evaluates_mean_model_only_with_global_on_global(make_trial):
     trial = make_trial(FedDyn()).run()
     assert {row["protocol"] for row in measure_protocols(trial, "personal-on-local", "global-on-local")} == {
         "global-on-local",
@@ -164,12 +167,12 @@ def test_the_other_model_is_measured_only_beside_the_global_one(make_trial):
     assert measure_protocols(kept, "global-on-global") == [], "the server's models have no running statistics"
 
 
-def test_with_dw_both_models_are_measured(make_trial):
+def test_feddyn_with_dw_evaluates_both_models(make_trial):
     rows = measure_protocols(make_trial(add_dw_mixin(FedDyn)(dw=DW(mu=0.1))).run(), "global-on-global")
     assert [row["protocol"] for row in rows] == ["global-on-global", "mean-on-global"]
 
 
-def test_running_statistics_have_no_memory_and_are_averaged(make_trial, assert_same):
+def test_feddyn_averages_running_statistics_without_linear_term(make_trial, assert_same):
     trial = make_trial(FedDyn(), "norm").run(2)
     names = trial.net.buffer_names
     assert tuple(trial.server["h"]) == trial.net.names
@@ -177,7 +180,7 @@ def test_running_statistics_have_no_memory_and_are_averaged(make_trial, assert_s
     assert_same(trial.server["model"].only(names), mean.only(names))
 
 
-def test_adam_is_obeyed_where_it_is_insisted_on(make_trial):
+def test_feddyn_with_adam_parameter_uses_adam(make_trial):
     assert FedDyn().needs_sgd
     assert not FedDyn(adam=True).needs_sgd
     adam, sgd = (

@@ -12,7 +12,7 @@ from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.testing import Expected
 
 EXPECTED = Expected(
-    traffic=[({}, lambda n: (0, n.all))],  # in the first round; the others are below
+    traffic=[({}, lambda n: (0, n.all))],  # in the first round, see below for later rounds
     centralized={},
     exceptions={"equal_uploads": "a client's model is its own until it has mixed it"},
 )
@@ -21,7 +21,7 @@ f64 = torch.float64
 
 
 def mix_models(make_toy, scalar, losses, own=0.0, others=()):
-    """What a client makes of scalar models, the baseline being 0; ``losses`` of baseline, own and others."""
+    """Mix scalar models at a client with baseline 0. ``losses`` are of the baseline, own, and other models."""
     algorithm = make_toy(FedFomo(), [(1.0, 0.0)] * (1 + len(others))).algorithm
     candidates = Tensors({"head.weight": torch.tensor(others, dtype=f64).reshape(-1, 1, 1)})
     client = {"model": scalar(own), "previous": scalar(0), "others": candidates, "found": torch.tensor(len(others))}
@@ -30,44 +30,44 @@ def mix_models(make_toy, scalar, losses, own=0.0, others=()):
     return float(after["model"]["head.weight"]), after["gains"].tolist()
 
 
-def test_weights_are_gains_by_distance(make_toy, scalar):
-    """Losses 0.5 and 0.8 against 1, both at distance 1: weights 0.714286 and 0.285714."""
+def test_fedfomo_weights_are_gains_divided_by_distance(make_toy, scalar):
+    """Losses 0.5 and 0.8 against 1, both at distance 1, give weights 0.714286 and 0.285714."""
     model, gains = mix_models(make_toy, scalar, [1.0, 1.0, 0.5, 0.8], others=[1.0, -1.0])
     assert model == pytest.approx(0.714286 - 0.285714, abs=1e-6)
     assert gains == pytest.approx([0.5, 0.2], rel=2 * EPSILON)
     model, gains = mix_models(make_toy, scalar, [1.0, 1.0, 0.5, 0.5], others=[1.0, -4.0])
-    assert model == pytest.approx(0.8 - 0.2 * 4, abs=1e-4), "four times as far is a quarter of the weight"
+    assert model == pytest.approx(0.8 - 0.2 * 4, abs=1e-4), "four times the distance gives a quarter of the weight"
 
 
-def test_a_single_better_model_is_taken_whole(make_toy, scalar):
+def test_fedfomo_uses_only_better_model(make_toy, scalar):
     assert mix_models(make_toy, scalar, [1.0, 1.1, 0.9, 3.0], own=0.1, others=[0.3, 0.7])[0] == 0.3
 
 
-def test_the_own_trained_model_is_a_candidate(make_toy, scalar):
+def test_fedfomo_own_trained_model_is_candidate(make_toy, scalar):
     assert mix_models(make_toy, scalar, [1.0, 0.4, 2.0], own=0.3, others=[0.7])[0] == 0.3
     assert mix_models(make_toy, scalar, [1.0, 0.5, 0.5], own=0.25, others=[-0.25])[0] == pytest.approx(0, abs=1e-17)
 
 
-def test_where_none_is_better_the_last_trained_model_goes_on(make_toy, scalar):
+def test_fedfomo_keeps_trained_model_if_no_candidate_is_better(make_toy, scalar):
     model, gains = mix_models(make_toy, scalar, [1.0, 1.5, 2.0, 1.2], own=0.3, others=[0.5, -0.5])
     assert model == 0.3
     assert gains == pytest.approx([-2, -0.4], rel=3 * EPSILON)
 
 
-def test_a_model_at_distance_zero_gains_nothing(make_toy, scalar):
+def test_fedfomo_gain_at_distance_0_is_0(make_toy, scalar):
     assert mix_models(make_toy, scalar, [1.0, 1.0, 1.0], own=0.0, others=[0.0]) == (0, [0])
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_without_downloads_clients_train_alone(make_trial, assert_same, width):
+def test_fedfomo_without_downloads_equals_local_training(make_trial, assert_same, width):
     trial = make_trial(FedFomo(downloads=0), width=width, momentum=0.9).run(3, ids=[0, 1, 4, 6])
     for client in (0, 1, 4, 6):
         alone = make_trial(FedAvg(), width=width, momentum=0.9).run(3, ids=[client])
         assert_same(trial.client_states[client]["model"], alone.server["model"], tolerance=1e-14 if width else 0)
 
 
-def test_the_first_round_is_local_training(make_trial, assert_same):
-    """Whatever is sent is the initial model."""
+def test_fedfomo_first_round_equals_local_training(make_trial, assert_same):
+    """In the first round, no client has uploaded a model that the server could send."""
     ours, plain = (make_trial(algorithm, participation=1.0).run() for algorithm in (FedFomo(), FedAvg()))
     assert_same(
         [outcome.upload["model"] for outcome in ours.outcomes], [outcome.upload["model"] for outcome in plain.outcomes]
@@ -75,8 +75,8 @@ def test_the_first_round_is_local_training(make_trial, assert_same):
     assert not ours.server["affinity"].any()
 
 
-def test_the_best_of_the_uploaded_models_are_sent(make_trial):
-    """By affinity, then by index; never the client's own, nor one that nobody uploaded."""
+def test_fedfomo_selects_candidates_of_highest_affinity(make_trial):
+    """Sort by affinity, then by index. Exclude the client's own model and models of clients without upload."""
     algorithm = make_trial(FedFomo(downloads=4)).algorithm
     affinity = torch.tensor([[9.0, 0.0, 3.0, -1.0, 0.0, 3.0, 8.0, 0.0]]).expand(8, 8)
     server = {"affinity": affinity, "seen": torch.tensor([1.0, 1, 1, 1, 1, 1, 0, 1])}
@@ -89,9 +89,11 @@ def test_the_best_of_the_uploaded_models_are_sent(make_trial):
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_only_what_was_uploaded_travels(make_trial, width):
-    """Exact bytes, with M = 2: a model has 64 numbers of 8 bytes. In round 1 none comes down; in round 2 one comes to
-    each of those that sent the two, two come to a newcomer."""
+def test_fedfomo_traffic_counts_uploaded_models_only(make_trial, width):
+    """A model has 64 numbers of 8 bytes, and M is 2. Clients download nothing in round 1.
+
+    In round 2, each of the two past participants downloads one model and each new client two.
+    """
     trial = make_trial(FedFomo(downloads=2), width=width)
     model = 8 * (5 * 6 + 6 + 6 * 4 + 4)
     rounds = [[1, 4], [1, 4, 6, 7], [2, 6]]
@@ -103,8 +105,8 @@ def test_only_what_was_uploaded_travels(make_trial, width):
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_slots_that_nobody_filled_are_empty_and_leave_no_trace(make_trial, assert_same, width):
-    """Whatever the server holds there, and whatever it would be worth to a client."""
+def test_fedfomo_ignores_empty_slots(make_trial, assert_same, width):
+    """The server's models of clients without upload have no effect."""
     trial = make_trial(FedFomo(downloads=3), width=width).run(1, ids=[1, 4])
     other = make_trial(FedFomo(downloads=3), width=width).run(1, ids=[1, 4])
     strangers = torch.tensor([0, 2, 3, 5, 6, 7])
@@ -122,7 +124,7 @@ def test_slots_that_nobody_filled_are_empty_and_leave_no_trace(make_trial, asser
     assert trial.server["affinity"][1, 4] != 0
 
 
-def test_what_is_sent_are_the_candidates_models(make_trial, assert_same):
+def test_fedfomo_sends_models_of_candidates(make_trial, assert_same):
     trial = make_trial(FedFomo(downloads=3)).run(2)
     _, own = trial.send([4, 1])
     for row, client in enumerate((4, 1)):
@@ -131,8 +133,8 @@ def test_what_is_sent_are_the_candidates_models(make_trial, assert_same):
             assert_same(sent, select_model(trial.server["models"], other))
 
 
-def test_weights_add_up_in_the_affinity(make_trial):
-    """Of the models that were sent in that round, not of those that will be sent next."""
+def test_fedfomo_adds_gains_to_affinity(make_trial):
+    """The gains belong to the candidates of this round, not to those of the next."""
     algorithm = make_trial(FedFomo(downloads=2)).algorithm
     model = algorithm.net.make_initial_model(0)
     server = algorithm.init(lambda index: model)
@@ -144,8 +146,8 @@ def test_weights_add_up_in_the_affinity(make_trial):
     assert after[0].tolist() == list(range(8))
 
 
-def test_losses_are_of_the_validation_data(make_clients, make_trial):
-    """Where a client has any, else of its training data; and gains are against the model before its last training."""
+def test_fedfomo_gains_use_validation_data(make_clients, make_trial):
+    """Clients without validation data use their training data. The baseline is the model before the last training."""
     all_of = make_clients()
     train, held = zip(
         *((samples[len(samples) // 4 :], samples[: len(samples) // 4]) for samples in all_of.train), strict=True
@@ -159,7 +161,7 @@ def test_losses_are_of_the_validation_data(make_clients, make_trial):
         client = outcome.client
         x, y = clients.gather_samples(held[client] if len(held[client]) else train[client])
 
-        def loss(model, x=x, y=y):
+        def compute_loss(model, x=x, y=y):
             return float(cross_entropy(trial.net(model, x), y))
 
         baseline = state[client]["previous"]
@@ -168,18 +170,18 @@ def test_losses_are_of_the_validation_data(make_clients, make_trial):
         ):
             model = select_model(before["models"], other)
             distance = float((model - baseline).norm()) + EPSILON
-            assert gain == pytest.approx((loss(baseline) - loss(model)) / distance, abs=1e-10)
+            assert gain == pytest.approx((compute_loss(baseline) - compute_loss(model)) / distance, abs=1e-10)
 
 
-def test_the_baseline_is_the_model_before_the_last_training(make_trial, assert_same):
-    """It is what was mixed, which is also what evaluation sees."""
+def test_fedfomo_baseline_is_model_before_last_training(make_trial, assert_same):
+    """The baseline is the mixed model, which is also the model that evaluation uses."""
     trial = make_trial(FedFomo(), participation=1.0, learning_rate=0.0).run(2)
     assert_same(trial.client_states[5]["previous"], trial.client_states[5]["model"])
     trial = make_trial(FedFomo(), participation=1.0).run(2)
     assert not torch.equal(trial.client_states[5]["previous"].flat(), trial.client_states[5]["model"].flat())
 
 
-def test_a_client_that_is_not_in_the_round_stays(make_trial, assert_same):
+def test_fedfomo_absent_client_keeps_its_state(make_trial, assert_same):
     trial = make_trial(FedFomo()).run(1, ids=[1, 3, 5])
     before = trial.client_states[1], select_model(trial.server["models"], 1), trial.server["affinity"][1]
     assert_same(before[1], before[0]["model"])
@@ -190,13 +192,13 @@ def test_a_client_that_is_not_in_the_round_stays(make_trial, assert_same):
 
 
 @pytest.mark.parametrize("loss", [0.5, 2.0])
-def test_equal_models_are_the_mixture(make_toy, scalar, loss):
-    """Whether they are better than the baseline or not."""
+def test_fedfomo_mixture_of_equal_models_equals_model(make_toy, scalar, loss):
+    """The models are better or worse than the baseline."""
     assert mix_models(make_toy, scalar, [1.0, loss, loss, loss], own=0.3, others=[0.3, 0.3])[0] == pytest.approx(0.3)
 
 
-def test_clients_with_the_same_classes_mix(make_clients, make_trial):
-    """Its mechanism acts: even clients have the classes 0 and 1, odd ones 2 and 3."""
+def test_fedfomo_mixes_clients_with_equal_classes(make_clients, make_trial):
+    """Even clients have the classes 0 and 1, odd ones 2 and 3."""
     clients = make_clients(sizes=[12] * 6, labels=lambda client: [client % 2 * 2, client % 2 * 2 + 1])
     trial = make_trial(FedFomo(downloads=2), clients=clients, participation=1.0).run(6)
     affinity = trial.server["affinity"].numpy()

@@ -11,7 +11,7 @@ from fedpipe.testing import Expected
 EXPECTED = Expected(traffic=[({}, lambda n: (n.all, n.all))], centralized={"tau": 0.0})
 
 
-def fl_bench_loss(logit, y, counts, tau):
+def compute_fl_bench_loss(logit, y, counts, tau):
     """The function `logit_calibrated_loss` of FL-bench."""
     label_counts = torch.tensor([float(count) or 1e-8 for count in counts], dtype=logit.dtype)
     cal_logit = torch.exp(logit - tau * torch.pow(label_counts, -1 / 4).unsqueeze(0).expand((logit.shape[0], -1)))
@@ -19,17 +19,20 @@ def fl_bench_loss(logit, y, counts, tau):
     return -torch.log(y_logit / cal_logit.sum(dim=-1, keepdim=True)).sum() / logit.shape[0]
 
 
-def test_without_a_margin_it_is_fedavg_bit_for_bit(make_trial, assert_same):
+def test_fedlc_with_tau_0_equals_fedavg_bit_for_bit(make_trial, assert_same):
     calibrated, plain = (make_trial(method, momentum=0.9).run(3) for method in (FedLC(tau=0.0), FedAvg()))
     assert_same(calibrated.server, plain.server)
 
 
-def test_the_loss_of_logits_of_zero(make_trial):
-    """16 samples of the first class and 1 of the second: margins 1/2 and 1, so the loss is that of a logit of 1/2."""
+def test_fedlc_margins_match_exact_values(make_trial):
+    """With 16 samples of the first class and 1 of the second, the margins are 1/2 and 1.
+
+    The loss is then that of a logit of 1/2.
+    """
     logits, margins = torch.zeros(2, 2, dtype=torch.float64), torch.tensor([0.5, 1.0], dtype=torch.float64)
     y = torch.tensor([0, 1])
     expected = (torch.log1p(torch.exp(torch.tensor(-0.5))) + torch.log1p(torch.exp(torch.tensor(0.5)))) / 2
-    assert float(fl_bench_loss(logits, y, [16, 1], 1.0)) == pytest.approx(float(expected), abs=1e-7)
+    assert float(compute_fl_bench_loss(logits, y, [16, 1], 1.0)) == pytest.approx(float(expected), abs=1e-7)
     assert float(cross_entropy(logits - margins, y)) == pytest.approx(float(expected), abs=1e-7)
     trial = make_trial(FedLC())
     info = trial.clients.get_client_info(0, 1, torch.zeros(()))._replace(class_counts=torch.tensor([16.0, 1, 0, 81]))
@@ -38,14 +41,14 @@ def test_the_loss_of_logits_of_zero(make_trial):
 
 
 @pytest.mark.parametrize("client", range(8))
-def test_the_loss_equals_fl_benchs(make_trial, client):
+def test_fedlc_loss_matches_fl_bench(make_trial, client):
     trial = make_trial(FedLC(tau=0.7))
     state, (x, y) = trial.start(client), trial.clients.gather_samples(trial.clients.train[client])
-    expected = fl_bench_loss(trial.net(state["model"], x), y, torch.bincount(y, minlength=4), 0.7)
+    expected = compute_fl_bench_loss(trial.net(state["model"], x), y, torch.bincount(y, minlength=4), 0.7)
     assert float(trial.algorithm.loss(state, Batch(x, y))) == pytest.approx(float(expected), abs=1e-12)
 
 
-def test_three_rounds_equal_fl_benchs_loop(make_trial, list_batches):
+def test_fedlc_three_rounds_match_fl_bench(make_trial, list_batches):
     trial = make_trial(FedLC(), learning_rate=0.1)
     server = trial.server["model"]
     for number in (1, 2, 3):
@@ -58,7 +61,7 @@ def test_three_rounds_equal_fl_benchs_loop(make_trial, list_batches):
             optimizer = torch.optim.SGD(model.values(), lr=0.1)
             for x, y in list_batches(trial, client, number):
                 optimizer.zero_grad()
-                fl_bench_loss(trial.net(Tensors(model), x), y, counts, 1.0).backward()
+                compute_fl_bench_loss(trial.net(Tensors(model), x), y, counts, 1.0).backward()
                 optimizer.step()
             uploads.append(Tensors(model).map(torch.detach))
         sizes = trial.clients.sizes[ids] / trial.clients.sizes[ids].sum()

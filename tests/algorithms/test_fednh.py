@@ -26,8 +26,8 @@ def get_head(trial):
     return trial.server["model"]["head.weight"]
 
 
-def make_precise(make_trial):
-    """Initial models whose prototypes, made in float32, have norm 1 in float64 too."""
+def make_precise_initial_model(make_trial):
+    """Return a function that makes initial models whose prototypes have norm 1 in float64, not only in float32."""
     fresh = make_trial(FedNH()).initial_model
     return lambda index: fresh(index) | {"head.weight": normalize(fresh(index)["head.weight"], dim=-1)}
 
@@ -36,8 +36,8 @@ def compute_norms(rows):
     return torch.linalg.vector_norm(rows, dim=-1).tolist()
 
 
-def own_prototypes(trial, model, client):
-    """Normalized means of a client's normalized features by class, written out."""
+def compute_prototypes(trial, model, client):
+    """Compute the normalized class means of a client's normalized features."""
     x, y = trial.clients.gather_samples(trial.clients.train[client])
     z = normalize(trial.net.features(model, x), dim=-1)
     means = [z[y == label].mean(0) if (y == label).any() else torch.zeros(6, dtype=f64) for label in range(4)]
@@ -45,7 +45,7 @@ def own_prototypes(trial, model, client):
 
 
 def aggregate_prototypes(rho, weight, sent):
-    """The prototypes after uploads of (prototypes, counts)."""
+    """Return the prototypes after uploads of (prototypes, counts)."""
     model = Tensors({"body.weight": torch.zeros(1), "head.weight": torch.tensor(weight, dtype=f64)})
     uploads = [
         {
@@ -59,27 +59,27 @@ def aggregate_prototypes(rho, weight, sent):
     return server["model"]["head.weight"].tolist()
 
 
-def test_the_head_begins_orthonormal(make_trial):
+def test_fednh_initial_prototypes_are_orthonormal(make_trial):
     rows = get_head(make_trial(FedNH()))
     assert torch.allclose(rows @ rows.T, torch.eye(4, dtype=f64), atol=1e-6)
 
 
-def test_more_classes_than_features_are_still_on_the_sphere():
+def test_prototype_head_with_few_features_has_unit_rows():
     rows = PrototypeHead(3, 8, 1.0).weight
     assert compute_norms(rows) == pytest.approx([1] * 8, abs=1e-6)
 
 
-def test_logits_are_scaled_cosines():
+def test_prototype_head_logits_are_scaled_cosines():
     layer = PrototypeHead(2, 2, 5.0)
     layer.load_state_dict({"weight": torch.eye(2), "scale": torch.tensor(5.0)})
-    for length in (1.0, 0.1, 70.0):  # the features' length changes nothing
+    for length in (1.0, 0.1, 70.0):  # the length of the features has no effect
         assert layer(length * torch.tensor([[3.0, 4.0]])).tolist() == [pytest.approx([3, 4])]
     assert layer(torch.zeros(1, 2)).tolist() == [[0, 0]]
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_clients_train_body_and_scale_but_not_the_head(make_trial, assert_same, width):
-    trial = make_trial(FedNH(rho=1.0), width=width, initial_model=make_precise(make_trial))
+def test_fednh_clients_train_body_and_scale_only(make_trial, assert_same, width):
+    trial = make_trial(FedNH(rho=1.0), width=width, initial_model=make_precise_initial_model(make_trial))
     before = trial.server["model"]
     after = trial.run(3).server["model"]
     assert_same(after["head.weight"], before["head.weight"], tolerance=1e-15)
@@ -90,9 +90,11 @@ def test_clients_train_body_and_scale_but_not_the_head(make_trial, assert_same, 
 
 @pytest.mark.parametrize("width", [None, 3])
 @pytest.mark.parametrize(("scale", "clipped"), [(1.0, False), (40.0, True)])
-def test_with_a_share_of_one_it_is_fedavg_under_a_fixed_head(make_trial, assert_same, scale, clipped, width):
-    """Written out with PyTorch's own optimizer and clipping."""
-    trial = make_trial(FedNH(rho=1.0, scale=scale), momentum=0.9, initial_model=make_precise(make_trial), width=width)
+def test_fednh_with_rho_1_matches_fedavg_loop_with_fixed_head(make_trial, assert_same, scale, clipped, width):
+    """Train with PyTorch's optimizer and gradient clipping."""
+    trial = make_trial(
+        FedNH(rho=1.0, scale=scale), momentum=0.9, initial_model=make_precise_initial_model(make_trial), width=width
+    )
     model, norms = dict(trial.server["model"]), []
     model["head.scale"] = model["head.scale"] * 0 + scale
     trial.server["model"]["head.scale"] = model["head.scale"]
@@ -123,17 +125,17 @@ def test_with_a_share_of_one_it_is_fedavg_under_a_fixed_head(make_trial, assert_
     assert (max(norms) > CLIP_NORM > min(norms)) == clipped
 
 
-def test_clients_measure_normalized_means_of_normalised_features(make_trial, assert_same):
+def test_fednh_clients_upload_normalized_means_of_features(make_trial, assert_same):
     trial = make_trial(FedNH(), participation=1.0)
     before = trial.server["model"]
     for outcome in trial.run().outcomes:
         model = before | outcome.upload["model"]
-        assert_same(outcome.upload["prototypes"], own_prototypes(trial, model, outcome.client), tolerance=1e-13)
+        assert_same(outcome.upload["prototypes"], compute_prototypes(trial, model, outcome.client), tolerance=1e-13)
         assert outcome.upload["counts"].tolist() == trial.clients.class_counts[outcome.client].tolist()
 
 
-def test_prototypes_are_averaged_by_counts_and_smoothed():
-    """Three samples of (1, 0) and four of (0, 1): a mean of direction (0.6, 0.8)."""
+def test_fednh_averages_prototypes_by_counts_and_smooths_them():
+    """Three samples at (1, 0) and four at (0, 1) have a mean with direction (0.6, 0.8)."""
     sent = [([[1.0, 0.0]], [3.0]), ([[0.0, 1.0]], [4.0])]
     assert aggregate_prototypes(0.0, [[1.0, 0.0]], sent) == [pytest.approx([0.6, 0.8])]
     smoothed = torch.tensor([0.9 + 0.1 * 0.6, 0.1 * 0.8], dtype=f64)
@@ -141,29 +143,29 @@ def test_prototypes_are_averaged_by_counts_and_smoothed():
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.5, 0.9, 1.0])
-def test_a_class_that_nobody_in_the_round_owns_keeps_its_prototype(rho):
+def test_fednh_class_without_owner_keeps_prototype(rho):
     weight = [[0.6, 0.8], [0.0, 1.0]]
     assert aggregate_prototypes(rho, weight, [([[1.0, 0.0], [0.0, 0.0]], [2.0, 0.0])])[1] == weight[1]
 
 
-def test_means_that_cancel_leave_the_prototype():
+def test_fednh_keeps_prototype_if_class_means_cancel():
     assert aggregate_prototypes(0.0, [[0.6, 0.8]], [([[1.0, 0.0]], [2.0]), ([[-1.0, 0.0]], [2.0])]) == [[0.6, 0.8]]
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.5, 0.9])
-def test_prototypes_stay_on_the_sphere(make_trial, rho):
+def test_fednh_prototypes_have_unit_norm(make_trial, rho):
     trial = make_trial(FedNH(rho=rho))
     for _ in range(3):
         assert compute_norms(get_head(trial.run())) == pytest.approx([1] * 4, abs=1e-6)
 
 
-def test_without_smoothing_a_client_alone_sets_its_own_class_means(make_clients, make_trial, assert_same):
+def test_fednh_with_one_client_and_rho_0_uses_its_class_means(make_clients, make_trial, assert_same):
     clients = make_clients(sizes=[15], labels=lambda client: range(4))
     trial = make_trial(FedNH(rho=0.0), clients=clients, participation=1.0).run(2)
-    assert_same(get_head(trial), own_prototypes(trial, trial.server["model"], 0), tolerance=1e-13)
+    assert_same(get_head(trial), compute_prototypes(trial, trial.server["model"], 0), tolerance=1e-13)
 
 
-def test_without_a_learning_rate_only_prototypes_change(make_trial, assert_same):
+def test_fednh_with_learning_rate_0_changes_prototypes_only(make_trial, assert_same):
     trial = make_trial(FedNH(), learning_rate=0.0)
     before = trial.server["model"]
     after = trial.run(2).server["model"]
@@ -172,8 +174,8 @@ def test_without_a_learning_rate_only_prototypes_change(make_trial, assert_same)
     assert not torch.equal(after["head.weight"], before["head.weight"])
 
 
-def test_prototypes_come_nearer_to_the_class_means(make_trial):
-    """Its mechanism acts: the head follows the features, the faster the smaller rho is."""
+def test_fednh_moves_prototypes_to_class_means(make_trial):
+    """A smaller rho moves the prototypes faster."""
     found = []
     for rho in (1.0, 0.9, 0.5):
         trial = make_trial(FedNH(rho=rho), participation=1.0).run(4)
@@ -183,15 +185,15 @@ def test_prototypes_come_nearer_to_the_class_means(make_trial):
     assert found[0] < found[1] < found[2]
 
 
-def test_finetuning_leaves_the_head(make_trial):
+def test_fednh_fine_tuning_excludes_head(make_trial):
     algorithm = make_trial(FedNH()).algorithm
     (step,) = algorithm.finetune_passes(3)
     assert "head.weight" not in step.only
     assert step.epochs == 3
 
 
-def test_a_single_sample_and_features_of_zero_make_no_nan(make_trial):
-    """Every ReLU of the body is off: logits are zero, prototypes stay, nothing moves."""
+def test_fednh_with_single_sample_and_zero_features_is_finite(make_trial):
+    """Every ReLU of the body is off, so logits are zero and prototypes do not change."""
 
     def make_dead_model(index):
         model = trial.net.make_initial_model(index)
@@ -205,14 +207,13 @@ def test_a_single_sample_and_features_of_zero_make_no_nan(make_trial):
     assert all(value.isfinite().all() for value in trial.server["model"].values())
 
 
-def test_a_head_that_is_no_linear_layer_is_refused():
+def test_fednh_rejects_head_that_is_not_linear():
     network = Network(nn.Identity(), nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
     with pytest.raises(SettingsError, match=r"model\.name: FedNH can't replace the head Sequential"):
         FedNH().adapt(network)
 
 
-def test_it_stands_beside_a_batch(make_trial):
-    """The global model's logits are those of the head as it was adapted."""
+def test_fednh_adapted_network_computes_scaled_cosines(make_trial):
     algorithm = registry.build_component(component.ALGORITHM, "fednh", {"scale": 20.0})
     net = FunctionalNetwork(lambda: algorithm.adapt(Network(nn.Identity(), nn.Linear(2, 3))), f64)  # type: ignore[attr-defined]
     model = net.make_initial_model(0)

@@ -13,7 +13,7 @@ EXPECTED = Expected(
 
 
 def compute_risk(a, b, x):
-    """A risk whose gradient is a everywhere."""
+    """Compute a risk with the constant gradient a."""
     return a * x
 
 
@@ -22,7 +22,7 @@ def list_weight_sums(trial):
 
 
 @pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"weight_decay": 0.1}])
-def test_equal_numbers_of_steps_are_fedavg(make_clients, make_trial, assert_same, settings):
+def test_fednova_with_equal_steps_equals_fedavg(make_clients, make_trial, assert_same, settings):
     clients = make_clients(sizes=[9, 10, 12])
     nova, plain = (
         make_trial(algorithm, clients=clients, participation=1.0, **settings).run(3)
@@ -31,8 +31,8 @@ def test_equal_numbers_of_steps_are_fedavg(make_clients, make_trial, assert_same
     assert_same(nova.server, plain.server, tolerance=1e-12)
 
 
-def test_unequal_numbers_of_steps(make_toy, trace_path):
-    """One step of 2 and four of 1: d = 2 and 1, and 2.5 steps on average, where FedAvg takes the mean of -2 and -4."""
+def test_fednova_with_unequal_steps_matches_exact_values(make_toy, trace_path):
+    """One step of 2 and four of 1 give d = 2 and 1, with 2.5 steps on average. FedAvg takes the mean of -2 and -4."""
     settings = {"risk": compute_risk, "batch_size": 1, "weighting": "uniform"}
     problems, sizes = [(20.0, 0.0), (10.0, 0.0)], [1, 4]
     trial = make_toy(FedNova(), problems, sizes, **settings)
@@ -41,8 +41,8 @@ def test_unequal_numbers_of_steps(make_toy, trace_path):
     assert trace_path(make_toy(FedAvg(), problems, sizes, **settings), 1) == pytest.approx([-3], abs=1e-14)
 
 
-def test_clients_weigh_by_count(make_toy, trace_path):
-    """With p = 1/5 and 4/5: 3.4 steps on average of 6/5."""
+def test_fednova_weights_clients_by_samples(make_toy, trace_path):
+    """With p = 1/5 and 4/5, the server takes 3.4 steps of 6/5."""
     settings = {"risk": compute_risk, "batch_size": 1}
     trial = make_toy(FedNova(), [(20.0, 0.0), (10.0, 0.0)], [1, 4], **settings)
     assert trace_path(trial, 1) == pytest.approx([-3.4 * 1.2], abs=1e-14)
@@ -59,8 +59,8 @@ def test_clients_weigh_by_count(make_toy, trace_path):
         (3, 0.9, 1.0, 5.14),
     ],
 )
-def test_the_weights_of_gradients_with_momentum_and_pull(make_toy, trace_path, steps, momentum, mu, a):
-    """Where all gradients are 1, the client is eta * a away."""
+def test_fednova_gradient_weights_include_momentum_and_mu(make_toy, trace_path, steps, momentum, mu, a):
+    """If all gradients are 1, the client moves by eta * a."""
     settings = {"risk": compute_risk, "local_epochs": steps, "momentum": momentum}
     trial = make_toy(FedNova(mu=mu), [(1.0, 0.0)], **settings)
     assert trace_path(trial, 1) == pytest.approx([-0.1 * a], abs=1e-14)
@@ -68,17 +68,17 @@ def test_the_weights_of_gradients_with_momentum_and_pull(make_toy, trace_path, s
     assert float(trial.outcomes[0].upload["model"]["head.weight"]) == pytest.approx(-0.1 * a, abs=1e-14)
 
 
-def test_unequal_steps_do_not_move_the_fixed_point_far(make_toy, trace_path):
-    """Its mechanism acts: FedAvg is drawn to the client of five steps, away from the optimum 3."""
+def test_fednova_fixed_point_with_unequal_steps_is_near_optimum(make_toy, trace_path):
+    """The optimum is 3. FedAvg's fixed point is far from it, on the side of the client with five steps."""
     settings = {"learning_rate": 0.01, "batch_size": 1, "weighting": "uniform", "sizes": [1, 5]}
-    near, far = 0.01, 1 - 0.97**5  # how far the clients go to their optima, 0 and 4
+    near, far = 0.01, 1 - 0.97**5  # fraction of the way to the optima 0 and 4
     nova, plain = 4 * far / 5 / (near + far / 5), 4 * far / (near + far)
     assert trace_path(make_toy(FedNova(), start=nova, **settings), 1) == pytest.approx([nova], abs=1e-12)
     assert trace_path(make_toy(FedAvg(), start=plain, **settings), 1) == pytest.approx([plain], abs=1e-12)
     assert abs(nova - 3) < 0.05 < 0.7 < abs(plain - 3)
 
 
-def test_a_client_without_steps_is_left_out(make_trial, assert_same):
+def test_fednova_ignores_client_without_steps(make_trial, assert_same):
     trial = make_trial(FedNova()).run()
     uploads = trial.collect_uploads(trial.train())
     states = [upload for _, _, upload in uploads]
@@ -88,23 +88,23 @@ def test_a_client_without_steps_is_left_out(make_trial, assert_same):
     assert_same(trial.aggregate(Uploads([99], [1.0], [idle])), trial.server)
 
 
-def test_with_adam_the_steps_are_counted(make_trial):
-    """If insisted on; momentum and pull are not in Adam's steps."""
+def test_fednova_with_adam_counts_steps(make_trial):
+    """Adam's steps include neither momentum nor the proximal term."""
     assert FedNova().needs_sgd
     trial = make_trial(FedNova(mu=0.5, adam=True), optimizer="adam", participation=1.0).run()
     assert not trial.algorithm.needs_sgd
     assert list_weight_sums(trial) == [2 * -(-size // 4) for size in trial.clients.sizes]
 
 
-def test_running_statistics_are_averaged(make_trial, assert_same):
+def test_fednova_averages_running_statistics(make_trial, assert_same):
     trial = make_trial(FedNova(), "norm").run(2)
     names = trial.net.buffer_names
     mean = trial.collect_uploads(trial.outcomes).mean("model")
     assert_same(trial.server["model"].only(names), mean.only(names))
 
 
-def test_fednovas_weights_are_those_of_the_rounds_rate_and_steps(make_toy):
-    """With a pull mu, a_k is where gradients of 1 lead at this rate, in units of it."""
+def test_fednova_gradient_weights_use_rate_and_steps_of_round(make_toy):
+    """With mu, a_k is the path of steps with gradient 1 at this rate, divided by the rate."""
     trial = make_toy(FedNova(mu=2.0), schedule={"name": "exponential", "gamma": 0.5}, local_steps=3, local_epochs=None)
     for rate in (0.1, 0.05, 0.025):
         trial.run()

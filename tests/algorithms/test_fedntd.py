@@ -15,8 +15,8 @@ EXPECTED = Expected(
 )
 
 
-def test_probabilities_of_the_other_classes():
-    """With logits log 1, log 2 and log 3, and true class 1, the others have 1/4 and 3/4."""
+def test_not_true_log_softmax_matches_exact_values():
+    """The logits are log 1, log 2, and log 3. Without the true class 1, the other classes have 1/4 and 3/4."""
     logits = torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.float64).log().requires_grad_()
     log_q = compute_not_true_log_softmax(logits, torch.tensor([1]))
     assert log_q.exp().tolist()[0] == pytest.approx([0.25, 0, 0.75], abs=1e-15)
@@ -24,8 +24,11 @@ def test_probabilities_of_the_other_classes():
     assert gradient.tolist()[0] == pytest.approx([-0.25, 0, 0.25], abs=1e-15)
 
 
-def test_the_loss_of_one_sample(make_trial):
-    """Zero models except the head's bias: the teacher has 1/2 and 1/2 for the other classes, the client 1/4 and 3/4."""
+def test_fedntd_loss_of_one_sample_matches_exact_value(make_trial):
+    """All parameters except the head's bias are zero.
+
+    For the other classes, the teacher has probabilities 1/2 and 1/2, the client 1/4 and 3/4.
+    """
     trial = make_trial(FedNTD(beta=2.0))
     zeros = trial.server["model"].zeros()
     bias = torch.tensor([1.0, 3.0, 5.0, 1e-300], dtype=torch.float64).log()
@@ -37,32 +40,32 @@ def test_the_loss_of_one_sample(make_trial):
     assert float(loss) == pytest.approx(-math.log(5 / 9) + 2 * divergence, abs=1e-14)
 
 
-def test_without_beta_it_is_fedavg(make_trial, assert_same):
+def test_fedntd_with_beta_0_equals_fedavg(make_trial, assert_same):
     ntd, plain = (make_trial(algorithm, momentum=0.9).run(3) for algorithm in (FedNTD(beta=0.0), FedAvg()))
     assert_same(ntd.server["model"], plain.server["model"], tolerance=1e-14)
 
 
 @pytest.mark.parametrize("tau", [1.0, 3.0])
-def test_three_rounds_of_pfllibs_loss(make_trial, train_plainly, assert_same, tau):
-    """PFLlib removes the true class from the logits, and multiplies the divergence by tau squared."""
+def test_fedntd_three_rounds_match_pfllib_loss(make_trial, train_plainly, assert_same, tau):
+    """PFLlib removes the true class from the logits and multiplies the divergence by tau squared."""
 
     def refine_as_not_true(logits, targets):
         classes = torch.arange(logits.shape[1]).repeat(len(logits), 1)
         return logits.gather(1, classes[classes != targets.view(-1, 1)].view(len(logits), -1))
 
-    def loss(module, received, x, y):
+    def compute_loss(module, received, x, y):
         logits, received_logits = module(x), received(x)
         log_q = log_softmax(refine_as_not_true(logits, y) / tau, dim=1)
         teacher = softmax(refine_as_not_true(received_logits, y) / tau, dim=1)
         return cross_entropy(logits, y) + 0.7 * tau**2 * kl_div(log_q, teacher, reduction="batchmean")
 
     trial = make_trial(FedNTD(beta=0.7 * tau**2, tau=tau))
-    expected = train_plainly(trial, loss, 3)
+    expected = train_plainly(trial, compute_loss, 3)
     assert_same(dict(trial.run(3).server["model"]), expected, tolerance=1e-12)
 
 
-def test_it_forgets_less_about_absent_classes(make_trial, make_clients):
-    """The paper's claim: a client of one class changes the order of the other classes less than with FedAvg."""
+def test_fedntd_forgets_absent_classes_less_than_fedavg(make_trial, make_clients):
+    """The paper claims that a client of one class changes the order of the other classes less than in FedAvg."""
     clients = make_clients(sizes=[20], labels=lambda client: [0])
     x, _ = clients.gather_samples(clients.train[0])
     changes = []

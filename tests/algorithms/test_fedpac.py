@@ -31,12 +31,15 @@ def make_matrix(*rows):
         (make_matrix([2, -1], [-1, 2]), [0.5, 0.5]),
     ],
 )
-def test_minimizers_on_the_simplex(matrix, alpha):
+def test_minimize_on_simplex_matches_exact_values(matrix, alpha):
     assert minimize_on_simplex(matrix).tolist() == pytest.approx(alpha, abs=1e-9)
 
 
 def solve_exactly(matrix):
-    """The best of the minimizers on all faces of the simplex, with a ridge because a client of one sample has V = 0."""
+    """Find the best minimizer on all faces of the simplex.
+
+    The matrix needs a ridge because V is 0 for a client with one sample.
+    """
     best, size = None, len(matrix)
     matrix = matrix + 1e-12 * matrix.trace() * torch.eye(size, dtype=f64)
     for count in range(1, size + 1):
@@ -50,7 +53,7 @@ def solve_exactly(matrix):
 
 
 def extract_statistics(module, x, y):
-    """As in the authors' code."""
+    """Compute the statistics as in the authors' code."""
     features, classes = module.body(x).detach(), range(4)
     variance, h = 0.0, torch.zeros(4, features.shape[1], dtype=f64)
     for k in classes:
@@ -62,8 +65,8 @@ def extract_statistics(module, x, y):
     return float(variance) / len(y), h
 
 
-def test_weights_of_random_statistics_are_the_authors():
-    """Their matrix sums traces of outer products by class."""
+def test_head_weights_match_authors_code():
+    """The authors' matrix sums traces of outer products by class."""
     random = torch.Generator().manual_seed(1)
     phi, v = torch.randn(5, 3, 4, generator=random, dtype=f64), torch.rand(5, generator=random, dtype=f64)
     rows = []
@@ -79,7 +82,7 @@ def test_weights_of_random_statistics_are_the_authors():
     )
 
 
-def test_clients_with_equal_features_share_a_head_and_others_do_not():
+def test_head_weights_combine_clients_with_equal_features_only():
     phi = torch.zeros(3, 1, 2, dtype=f64)
     phi[2] = 1e3
     weights = compute_head_weights(phi, torch.tensor([1.0, 1.0, 1.0], dtype=f64))
@@ -87,19 +90,19 @@ def test_clients_with_equal_features_share_a_head_and_others_do_not():
     assert weights.flatten().tolist() == pytest.approx(expected.flatten().tolist(), abs=1e-5)
 
 
-def test_a_client_without_finite_statistics_has_its_own_head():
+def test_head_weights_isolate_client_with_nan_statistics():
     phi = torch.zeros(2, 1, 2, dtype=f64)
     phi[1] = torch.nan
     assert compute_head_weights(phi, torch.ones(2, dtype=f64)).tolist() == [[1, 0], [0, 1]]
 
 
-def load(body, head):
+def load_mlp(body, head):
     module = MLP(hidden=(6,)).build((5,), 4).double()
     module.load_state_dict({**body, **head})
     return module
 
 
-def train(module, part, loss, clients, order):
+def train_part(module, part, loss, clients, order):
     rule = torch.optim.SGD(part.parameters(), 0.1)
     for first in range(0, len(order), 4):
         x, y = clients.gather_samples(order[first : first + 4])
@@ -109,8 +112,8 @@ def train(module, part, loss, clients, order):
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_three_rounds_of_the_authors_loop(make_trial, assert_same, width):
-    """With an exact solver, all rates equal, and no pull for classes without a global prototype, as in PFLlib."""
+def test_fedpac_three_rounds_match_authors_code(make_trial, assert_same, width):
+    """Use an exact solver and equal rates. As in PFLlib, classes without a global prototype have no penalty."""
     trial = make_trial(FedPAC(penalty=0.8), width=width, learning_rate=0.1)
     clients, body = trial.clients, dict(trial.server["body"])
     heads = [dict(trial.initial_model(0).only(trial.net.head_names))] * len(clients)
@@ -118,7 +121,7 @@ def test_three_rounds_of_the_authors_loop(make_trial, assert_same, width):
     for number in (1, 2, 3):
         ids, modules, statistics, own = trial.participants(number), [], [], []
         for client in ids:
-            module = load(body, heads[client])
+            module = load_mlp(body, heads[client])
             x, y = clients.gather_samples(clients.train[client])
             statistics.append(extract_statistics(module, x, y))
 
@@ -131,9 +134,11 @@ def test_three_rounds_of_the_authors_loop(make_trial, assert_same, width):
                 return cross_entropy(module.head(rep), y) + 0.8 * pull
 
             order = clients.shuffle_indices(client, number, "head", 0)
-            train(module, module.head, lambda x, y, m=module: cross_entropy(m(x), y), clients, order)
+            train_part(module, module.head, lambda x, y, m=module: cross_entropy(m(x), y), clients, order)
             for epoch in range(2):
-                train(module, module.body, align, clients, clients.shuffle_indices(client, number, "batches", epoch))
+                train_part(
+                    module, module.body, align, clients, clients.shuffle_indices(client, number, "batches", epoch)
+                )
             modules.append({name: value.detach() for name, value in module.state_dict().items()})
             own.append({c: (module.body(x[y == c]).detach().mean(0), int((y == c).sum())) for c in set(y.tolist())})
         for c in range(4):
@@ -159,8 +164,8 @@ def test_three_rounds_of_the_authors_loop(make_trial, assert_same, width):
         assert_same({name: value[client] for name, value in trial.server["heads"].items()}, head, tolerance=1e-6)
 
 
-def test_alone_and_without_a_pull_it_is_fedrep(make_trial, make_clients, assert_same):
-    """A single client's weight is 1."""
+def test_fedpac_with_one_client_and_no_penalty_equals_fedrep(make_trial, make_clients, assert_same):
+    """The head weight of a single client is 1."""
     clients = make_clients(sizes=[17])
     pac, rep = (
         make_trial(algorithm, clients=clients, participation=1.0, momentum=0.9).run(3)

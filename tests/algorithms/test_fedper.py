@@ -18,7 +18,7 @@ EXPECTED = Expected(
 
 @pytest.mark.parametrize("weighting", ["count", "uniform"])
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
-def test_without_personal_layers_it_is_fedavg_bit_by_bit(make_trial, assert_same, model, weighting):
+def test_fedper_without_personal_layers_equals_fedavg_bit_for_bit(make_trial, assert_same, model, weighting):
     settings = {"weighting": weighting, "momentum": 0.9}
     shared, plain = (make_trial(algorithm, model, **settings).run(2) for algorithm in (FedPer(layers=0), FedAvg()))
     assert_same(shared.algorithm.global_model(shared.server), plain.server["model"])
@@ -26,7 +26,7 @@ def test_without_personal_layers_it_is_fedavg_bit_by_bit(make_trial, assert_same
 
 @pytest.mark.parametrize("layers", [2, 9])
 @pytest.mark.parametrize("width", [None, 3])
-def test_with_all_layers_personal_it_is_local_training_bit_by_bit(make_trial, assert_same, layers, width):
+def test_fedper_with_all_layers_personal_equals_local_bit_for_bit(make_trial, assert_same, layers, width):
     personal, local = (make_trial(algorithm, width=width).run(3) for algorithm in (FedPer(layers=layers), Local()))
     assert dict(personal.server["body"]) == {}
     for client in range(len(local.clients)):
@@ -34,7 +34,7 @@ def test_with_all_layers_personal_it_is_local_training_bit_by_bit(make_trial, as
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_it_is_pfps_lwc_with_both_parts_off(make_trial, assert_same, optimizer):
+def test_fedper_equals_pfps_lwc_without_recall_and_penalty(make_trial, assert_same, optimizer):
     both = (FedPer(), PFPSLWC(penalty=0.0, recall_epochs=0))
     fedper, pfps = (make_trial(algorithm, optimizer=optimizer).run(3) for algorithm in both)
     assert_same(fedper.server, pfps.server)
@@ -42,7 +42,7 @@ def test_it_is_pfps_lwc_with_both_parts_off(make_trial, assert_same, optimizer):
         assert_same(fedper.client_states[client]["head"], pfps.client_states[client]["head"])
 
 
-def test_personal_layers_are_counted_from_the_output(make_trial):
+def test_fedper_counts_personal_layers_from_output(make_trial):
     names = [make_trial(FedPer(layers=layers), "cnn").algorithm.personal_tensor_names for layers in (0, 1, 2)]
     assert names[:2] == [(), ("head.weight", "head.bias")]
     hidden = set(names[2]) - set(names[1])
@@ -51,8 +51,7 @@ def test_personal_layers_are_counted_from_the_output(make_trial):
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_heads_differ_under_one_base(make_trial, assert_same, width):
-    """Its mechanism acts: clients receive one base and keep tops of their own."""
+def test_fedper_clients_share_base_and_keep_own_heads(make_trial, assert_same, width):
     trial = make_trial(FedPer(), width=width, participation=1.0).run(2)
     models = [trial.start(client)["model"] for client in range(len(trial.clients))]
     for model in models[1:]:
@@ -61,7 +60,7 @@ def test_heads_differ_under_one_base(make_trial, assert_same, width):
     assert trial.algorithm.global_model(trial.server) is None
 
 
-def test_whoever_is_not_in_a_round_takes_the_new_base_under_its_old_top(make_trial, assert_same):
+def test_fedper_absent_client_combines_new_base_with_old_head(make_trial, assert_same):
     trial = make_trial(FedPer()).run(1, ids=[1, 2])
     base, top = trial.server["body"], trial.client_states[1]["head"]
     trial.run(1, ids=[2, 3])

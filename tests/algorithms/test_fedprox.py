@@ -11,20 +11,20 @@ EXPECTED = Expected(
 
 
 @pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam"}])
-def test_without_pull_it_is_fedavg_bit_by_bit(make_trial, assert_same, settings):
+def test_fedprox_with_mu_0_equals_fedavg_bit_for_bit(make_trial, assert_same, settings):
     prox, plain = (make_trial(algorithm, **settings).run(3) for algorithm in (FedProx(mu=0.0), FedAvg()))
     assert_same(prox.server, plain.server)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_one_local_step_is_fedavgs_for_any_pull(make_trial, assert_same, optimizer):
-    """The pull's gradient is 0 where training starts."""
+def test_fedprox_with_one_local_step_equals_fedavg(make_trial, assert_same, optimizer):
+    """The gradient of the penalty is 0 at the start of training."""
     settings = {"optimizer": optimizer, "local_epochs": 1, "batch_size": 100}
     prox, plain = (make_trial(algorithm, **settings).run(3) for algorithm in (FedProx(mu=50.0), FedAvg()))
     assert_same(prox.server, plain.server)
 
 
-def test_one_client_stops_half_way(make_toy, trace_path):
+def test_fedprox_with_one_client_reaches_exact_minimizer(make_toy, trace_path):
     """The minimizer of (x - 4)^2 / 2 + x^2 / 2 is 2."""
     assert trace_path(make_toy(FedProx(mu=1.0), [(1, 4)], local_epochs=60, learning_rate=0.3), 1) == pytest.approx([2])
 
@@ -33,14 +33,14 @@ def test_one_client_stops_half_way(make_toy, trace_path):
     ("mu", "steps", "rounds", "point"),
     [(0.0, 60, 1, 2.0), (1.0, 30, 40, 2.4), (10.0, 12, 180, 66 / 23)],
 )
-def test_fixed_points_of_exact_solves(make_toy, trace_path, mu, steps, rounds, point):
+def test_fedprox_with_exact_solves_reaches_fixed_points(make_toy, trace_path, mu, steps, rounds, point):
     """The rate 2 / (1 + 3 + 2 mu) is the fastest for both clients."""
     trial = make_toy(FedProx(mu=mu), local_epochs=steps, learning_rate=1 / (2 + mu))
     assert trace_path(trial, rounds)[-1] == pytest.approx(point, abs=1e-10)
 
 
-class Written(FedAvg):
-    """Eq. 2 as it stands in the paper, differentiated by PyTorch; running statistics are no part of the distance."""
+class FedProxEquation(FedAvg):
+    """The loss of Eq. 2 of the paper, differentiated by autograd. The distance excludes running statistics."""
 
     def start(self, state, download, info):
         return {"model": download["model"], "anchor": download["model"]}
@@ -55,19 +55,19 @@ class Written(FedAvg):
     [("norm", {}), ("norm", {"momentum": 0.9, "weight_decay": 0.1}), ("mlp", {"optimizer": "adam"})],
 )
 @pytest.mark.parametrize("width", [None, 3])
-def test_the_pull_is_half_mu_times_the_squared_distance(make_trial, assert_same, model, settings, width):
-    """And is a part of the loss, so that momentum, Adam and fine-tuning have it too."""
+def test_fedprox_penalty_is_half_mu_times_squared_distance(make_trial, assert_same, model, settings, width):
+    """The penalty is a part of the loss, so momentum, Adam, and fine-tuning include it."""
     prox, written = (
         make_trial(algorithm, model, local_epochs=3, width=width, **settings).run(2)
-        for algorithm in (FedProx(mu=0.7), Written())
+        for algorithm in (FedProx(mu=0.7), FedProxEquation())
     )
     assert_same(prox.server, written.server, tolerance=1e-12)
     tuned, wanted = (trial.train([1], ["local"], "finetune")[0] for trial in (prox, written))
     assert tuned.scores["local"].loss == pytest.approx(wanted.scores["local"].loss, rel=1e-11)
 
 
-def test_the_pull_keeps_clients_near(make_trial):
-    """Its mechanism acts: the stronger the pull, the nearer every client stays to the global model."""
+def test_fedprox_penalty_lowers_client_drift(make_trial):
+    """A larger mu keeps every client nearer to the global model."""
     drifts = []
     for mu in (0.0, 1.0, 10.0):
         trial = make_trial(FedProx(mu=mu), local_epochs=5)

@@ -16,7 +16,7 @@ EXPECTED = Expected(
 
 
 @pytest.mark.parametrize("settings", [{}, {"optimizer": "adam", "learning_rate": 0.01}, {"weight_decay": 0.1}])
-def test_with_all_layers_it_is_scaffold_bit_by_bit(make_trial, assert_same, settings):
+def test_fedpvr_with_all_layers_equals_scaffold_bit_for_bit(make_trial, assert_same, settings):
     pvr, scaffold = (
         make_trial(algorithm, **settings).run(3) for algorithm in (FedPVR(layers=2, adam=True), Scaffold(adam=True))
     )
@@ -25,15 +25,15 @@ def test_with_all_layers_it_is_scaffold_bit_by_bit(make_trial, assert_same, sett
 
 
 @pytest.mark.parametrize("settings", [{"momentum": 0.9, "weight_decay": 0.1}, {"optimizer": "adam"}])
-def test_with_no_layer_it_is_uniform_fedavg(make_trial, assert_same, settings):
+def test_fedpvr_without_layers_equals_uniform_fedavg(make_trial, assert_same, settings):
     settings |= {"weighting": "uniform"}
     pvr, plain = (make_trial(algorithm, **settings).run(3) for algorithm in (FedPVR(layers=0, adam=True), FedAvg()))
     assert_same(pvr.server["model"], plain.server["model"], tolerance=1e-13)
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
-def test_the_last_layers_are_corrected(make_trial, layers):
-    """And no running statistics of theirs."""
+def test_fedpvr_corrects_last_layers(make_trial, layers):
+    """Controls exclude the running statistics of these layers."""
     trial = make_trial(FedPVR(layers=layers), "norm").run(2)
     corrected = ["head", "body.1", "body.0"][:layers]
     names = [name for name in trial.net.names if name.rpartition(".")[0] in corrected]
@@ -41,8 +41,8 @@ def test_the_last_layers_are_corrected(make_trial, layers):
     assert len(names) == 2 * layers
 
 
-def test_the_servers_control_is_the_mean_of_all_clients(make_trial, assert_same):
-    """At half participation, and the controls are not zero: the mechanism acts."""
+def test_fedpvr_server_control_is_mean_of_client_controls(make_trial, assert_same):
+    """Half of the clients participate in a round, and the controls are not zero."""
     trial = make_trial(FedPVR())
     for _ in range(4):
         trial.run()
@@ -51,8 +51,8 @@ def test_the_servers_control_is_the_mean_of_all_clients(make_trial, assert_same)
     assert all(trial.client_states[outcome.client]["control"].norm() > 0.1 for outcome in trial.outcomes)
 
 
-def test_the_correction_acts_on_the_last_layers_only(make_trial, assert_same):
-    """One step: the head moves by -eta (c - c_k) more than FedAvg's, the body alike."""
+def test_fedpvr_correction_changes_head_only(make_trial, assert_same):
+    """In one step, the head moves by -eta (c - c_k) more than in FedAvg, and the body moves alike."""
     settings = {"local_epochs": 1, "batch_size": 100, "participation": 1.0, "weighting": "uniform"}
     pvr, plain = make_trial(FedPVR()), make_trial(FedAvg(), **settings)
     pvr.run(2)
@@ -74,8 +74,8 @@ def test_the_correction_acts_on_the_last_layers_only(make_trial, assert_same):
         assert correction.norm() > 0.1
 
 
-def test_momentum_acts_where_there_is_no_correction(make_trial, assert_same):
-    """In the first round, whose controls are zero; weight decay is for all."""
+def test_fedpvr_applies_momentum_to_uncorrected_layers_only(make_trial, assert_same):
+    """The controls are zero in the first round. Weight decay applies to all layers."""
     trial = make_trial(FedPVR(), momentum=0.9, weight_decay=0.1)
     for outcome in trial.train():
         module = MLP(hidden=(6,)).build((5,), 4).double()
@@ -93,11 +93,11 @@ def test_momentum_acts_where_there_is_no_correction(make_trial, assert_same):
         assert_same(dict(outcome.upload["model"]), trained, tolerance=1e-13)
 
 
-def test_on_q2_it_removes_the_drift(make_toy, trace_path):
-    """Where the head is all there is."""
+def test_fedpvr_removes_drift_on_q2(make_toy, trace_path):
+    """The toy's model consists of a head only."""
     assert trace_path(make_toy(FedPVR(), local_epochs=2), 3) == pytest.approx([1.02, 1.734, 2.19504], abs=1e-13)
 
 
-def test_its_theory_needs_sgd():
+def test_fedpvr_needs_sgd_without_adam_parameter():
     assert FedPVR().needs_sgd
     assert not FedPVR(adam=True).needs_sgd

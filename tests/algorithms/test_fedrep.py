@@ -22,8 +22,8 @@ RULES = {
 
 
 @pytest.mark.parametrize("optimizer", RULES)
-def test_both_phases_written_out(make_trial, assert_same, optimizer):
-    """With PyTorch's own optimizers, a new one for each phase."""
+def test_fedrep_rounds_match_pytorch_loop(make_trial, assert_same, optimizer):
+    """Use PyTorch's optimizers, with a new one for each phase."""
     make_rule, settings = RULES[optimizer]
     trial = make_trial(FedRep(head_epochs=3, body_epochs=2), **settings)
     body = dict(trial.server["body"])
@@ -57,7 +57,7 @@ def test_both_phases_written_out(make_trial, assert_same, optimizer):
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_without_body_epochs_the_representation_never_changes(make_trial, assert_same, width):
+def test_fedrep_without_body_epochs_keeps_representation(make_trial, assert_same, width):
     trial = make_trial(FedRep(head_epochs=2, body_epochs=0), width=width, weight_decay=0.1)
     body = trial.initial_model(0).only(trial.net.body_names)
     trial.run(3)
@@ -67,7 +67,7 @@ def test_without_body_epochs_the_representation_never_changes(make_trial, assert
 
 
 @pytest.mark.parametrize("optimizer", RULES)
-def test_without_head_epochs_it_trains_fedbabus_body(make_trial, assert_same, optimizer):
+def test_fedrep_without_head_epochs_equals_fedbabu(make_trial, assert_same, optimizer):
     settings = RULES[optimizer][1] | {"local_epochs": 2, "weight_decay": 0.01}
     rep, babu = (
         make_trial(algorithm, **settings).run(3) for algorithm in (FedRep(head_epochs=0, body_epochs=2), FedBABU())
@@ -77,8 +77,8 @@ def test_without_head_epochs_it_trains_fedbabus_body(make_trial, assert_same, op
 
 
 @pytest.mark.parametrize("optimizer", RULES)
-def test_the_second_phase_leaves_the_head_bit_by_bit(make_trial, assert_same, optimizer):
-    """Momentum and weight decay would move what has no gradient, were it in the same optimizer."""
+def test_fedrep_body_phase_keeps_head_bit_for_bit(make_trial, assert_same, optimizer):
+    """With one optimizer for both phases, momentum and weight decay would change the head without a gradient."""
     settings = RULES[optimizer][1] | {"weight_decay": 0.1}
     one, both = (make_trial(FedRep(head_epochs=2, body_epochs=epochs), **settings).run() for epochs in (0, 3))
     assert_same(both.client_states, one.client_states)
@@ -86,8 +86,7 @@ def test_the_second_phase_leaves_the_head_bit_by_bit(make_trial, assert_same, op
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_heads_differ_under_one_representation(make_trial, assert_same, width):
-    """Its mechanism acts from the first round on."""
+def test_fedrep_clients_share_body_and_keep_own_heads(make_trial, assert_same, width):
     trial = make_trial(FedRep(), width=width, participation=1.0).run()
     models = [trial.start(client)["model"] for client in range(len(trial.clients))]
     for model in models[1:]:
@@ -96,8 +95,8 @@ def test_heads_differ_under_one_representation(make_trial, assert_same, width):
     assert trial.algorithm.global_model(trial.server) is None
 
 
-def test_more_head_epochs_fit_the_client_better(make_trial):
-    """On the representation that it received: what the first phase minimizes."""
+def test_fedrep_head_epochs_lower_training_loss_of_clients(make_trial):
+    """Compute the loss on the received representation, which the head phase minimizes."""
     losses = []
     for epochs in (0, 1, 10):
         settings = {"participation": 1.0, "learning_rate": 0.02}
@@ -112,7 +111,7 @@ def test_more_head_epochs_fit_the_client_better(make_trial):
     assert all(none > one > ten for none, one, ten in zip(*losses, strict=True))
 
 
-def test_whoever_is_not_in_a_round_keeps_its_head(make_trial, assert_same):
+def test_fedrep_absent_client_keeps_head(make_trial, assert_same):
     trial = make_trial(FedRep()).run(1, ids=[1, 2])
     head = trial.client_states[1]["head"]
     trial.run(1, ids=[2, 3])
@@ -120,14 +119,14 @@ def test_whoever_is_not_in_a_round_keeps_its_head(make_trial, assert_same):
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_fine_tuning_trains_the_head_alone(make_trial, compute_finetuned_loss, width):
+def test_fedrep_fine_tunes_head_only(make_trial, compute_finetuned_loss, width):
     trial = make_trial(FedRep(), width=width).run(2)
     for client in (1, 4):
         (found,) = trial.train([client], ("local",), "finetune")
         assert found.scores["local"].loss == pytest.approx(compute_finetuned_loss(trial, client, ("head",)), rel=1e-12)
 
 
-def test_dw_acts_in_the_head_phase_alone(make_trial):
+def test_dw_changes_fedrep_in_head_phase_only(make_trial):
     def build_biasless():
         return Network(nn.Sequential(nn.Linear(5, 6), nn.ReLU()), nn.Linear(6, 4, bias=False))
 

@@ -14,26 +14,26 @@ EXPECTED = Expected(
 )
 
 
-def test_with_as_many_samples_of_each_class_the_global_model_is_fedavgs(make_trial, make_clients, assert_same):
+def test_fedrod_global_model_with_balanced_classes_equals_fedavg(make_trial, make_clients, assert_same):
     clients = make_clients(sizes=[8, 12, 16], labels=lambda client: range(4))
     rod, plain = (make_trial(method, clients=clients, momentum=0.9).run(3) for method in (FedRoD(), FedAvg()))
     assert_same(rod.server, plain.server, tolerance=1e-13)
 
 
-def test_the_balanced_loss_weighs_classes_by_their_counts(make_trial):
-    """Against the definition, with the probabilities n_c exp(g_c) / sum."""
+def test_fedrod_balanced_loss_weights_classes_by_counts(make_trial):
+    """By definition, the probabilities are n_c exp(g_c) / sum."""
     trial = make_trial(FedRoD())
     client, (x, y) = trial.start(3), trial.clients.gather_samples(trial.clients.train[3])
     counts = torch.bincount(y, minlength=4)
     g = trial.net(client["model"], x)
     weighted = counts * g.exp()
     balanced = -(weighted[range(len(y)), y] / weighted.sum(-1)).log().mean()
-    personal = cross_entropy(2 * g, y)  # the personal head begins as a copy
+    personal = cross_entropy(2 * g, y)  # the personal head starts as a copy
     found = trial.algorithm.loss(client, Batch(x, y))
     assert float(found) == pytest.approx(float(balanced + personal), abs=1e-12)
 
 
-def test_padding_with_a_class_that_the_client_lacks_changes_nothing(make_trial):
+def test_fedrod_loss_ignores_padding_with_missing_class(make_trial):
     trial = make_trial(FedRoD())
     client, (x, y) = trial.start(4), trial.clients.gather_samples(trial.clients.train[4])
     missing = next(label for label in range(4) if label not in y)
@@ -46,8 +46,8 @@ def test_padding_with_a_class_that_the_client_lacks_changes_nothing(make_trial):
     )
 
 
-def test_three_rounds_equal_pfllibs_loop(make_trial, list_batches):
-    """PFLlib's clientROD: one optimizer for the generic model, and one for the personal head."""
+def test_fedrod_three_rounds_match_pfllib(make_trial, list_batches):
+    """PFLlib's clientROD has one optimizer for the generic model and one for the personal head."""
     trial = make_trial(FedRoD(), learning_rate=0.1)
     net = trial.net
     server = trial.server["model"]

@@ -11,8 +11,8 @@ from fedpipe.testing import Expected
 EXPECTED = Expected(traffic=[({}, lambda n: (n.all, n.all))], centralized={"rho": 0.0})
 
 
-def test_two_steps_on_a_quadratic(make_toy, trace_path):
-    """(x - 4)^2 / 2: the gradient at x is negative, so each step uses the slope at x - rho."""
+def test_fedsam_two_steps_match_exact_values_on_quadratic(make_toy, trace_path):
+    """The risk is (x - 4)^2 / 2. The gradient at x is negative, so each step uses the slope at x - rho."""
     x = 0.0
     for _ in range(2):
         x -= 0.1 * ((x - 0.5) - 4)
@@ -21,14 +21,14 @@ def test_two_steps_on_a_quadratic(make_toy, trace_path):
 
 @pytest.mark.parametrize("settings", [{"momentum": 0.9, "weight_decay": 0.1}, {"optimizer": "adam"}])
 @pytest.mark.parametrize("model", ["mlp", "norm"])
-def test_without_a_perturbation_it_is_fedavg_bit_for_bit(make_trial, assert_same, model, settings):
+def test_fedsam_with_rho_0_equals_fedavg_bit_for_bit(make_trial, assert_same, model, settings):
     sam, plain = (make_trial(method, model, **settings).run(3) for method in (FedSAM(rho=0.0), FedAvg()))
     parameters = plain.net.names
     assert_same(sam.server["model"].only(parameters), plain.server["model"].only(parameters))
 
 
-def test_three_rounds_equal_a_plain_loop(make_trial, list_batches):
-    """`first_step` and `second_step` of SAM around PyTorch's SGD."""
+def test_fedsam_three_rounds_match_pytorch_loop(make_trial, list_batches):
+    """Apply SAM's `first_step` and `second_step` with PyTorch's SGD."""
     trial = make_trial(FedSAM(rho=0.1), learning_rate=0.1, momentum=0.9, weight_decay=0.01)
     server = trial.server["model"]
     for number in (1, 2, 3):
@@ -56,7 +56,7 @@ def test_three_rounds_equal_a_plain_loop(make_trial, list_batches):
     torch.testing.assert_close(trial.server["model"].flat(), server.flat(), rtol=0, atol=1e-12)
 
 
-def test_it_finds_flatter_minima_than_fedavg(make_trial):
+def test_fedsam_finds_flatter_minima_than_fedavg(make_trial):
     """The loss increases less at the same distance along the gradient."""
     increases = []
     for rho in (0.0, 0.5):

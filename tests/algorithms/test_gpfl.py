@@ -11,12 +11,12 @@ from fedpipe.models.mlp import MLP
 from fedpipe.testing import Expected
 
 
-def count_shared(n):
+def count_shared_values(n):
     return n.body + n.classes * n.features + 2 * (n.features**2 + 3 * n.features)
 
 
 EXPECTED = Expected(
-    traffic=[({}, lambda n: (count_shared(n), count_shared(n)))],
+    traffic=[({}, lambda n: (count_shared_values(n), count_shared_values(n)))],
     centralized="the valve transforms the features in each setting",
     exceptions={"class_names": "the random embeddings depend on the numbers of classes"},
 )
@@ -24,8 +24,8 @@ EXPECTED = Expected(
 f64 = torch.float64
 
 
-def test_the_valve_by_hand():
-    """Input 1: gamma normalizes (1, 0), beta is constant 3. Features (1, -1) become (1 + 1 + 3, -1 * 0 + 3)."""
+def test_valve_output_matches_exact_values():
+    """With input 1, gamma normalizes (1, 0) and beta is 3. Features (1, -1) become about (1 + 1 + 3, -1 * 0 + 3)."""
     gamma = Tensors(
         weight=torch.tensor([[1.0], [-1.0]], dtype=f64),
         bias=torch.zeros(2, dtype=f64),
@@ -40,7 +40,7 @@ def test_the_valve_by_hand():
     assert found.tolist()[1] == pytest.approx([3, max(0, 3 - 9 * (1 - g))], abs=1e-12)
 
 
-def test_the_inputs_of_the_valve_are_means_of_embeddings(make_trial):
+def test_valve_inputs_are_means_of_embeddings(make_trial):
     trial = make_trial(GPFL())
     rows = trial.server["embeddings"]["embeddings"]
     client = trial.start(2)
@@ -49,7 +49,7 @@ def test_the_inputs_of_the_valve_are_means_of_embeddings(make_trial):
     torch.testing.assert_close(client["personal_input"], rows[y].mean(0), rtol=0, atol=1e-14)
 
 
-def test_padding_changes_nothing(make_trial):
+def test_gpfl_loss_ignores_padding(make_trial):
     trial = make_trial(GPFL(penalty=1.0))
     client, (x, y) = trial.start(4), trial.clients.gather_samples(trial.clients.train[4])
     padded = Batch(torch.cat([x, 9 * x[:1]]), torch.cat([y, y[:1]]), torch.ones(len(y) + 1, dtype=x.dtype))
@@ -74,8 +74,8 @@ class CoV(nn.Module):
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_three_rounds_of_pfllibs_loop(make_trial, assert_same, list_batches, width):
-    """With inputs of the valve from the downloaded embeddings."""
+def test_gpfl_three_rounds_match_pfllib(make_trial, assert_same, list_batches, width):
+    """The inputs of the valve come from the downloaded embeddings."""
     trial = make_trial(GPFL(penalty=0.3, decay=0.2), width=width, learning_rate=0.05)
     server = {part: dict(trial.server[part]) for part in trial.server}
     heads = [dict(trial.initial_client_state["head"])] * len(trial.clients)

@@ -15,13 +15,13 @@ EXPECTED = Expected(
 
 
 @pytest.mark.parametrize("model", ["mlp", "norm"])
-def test_with_all_layers_shared_it_is_fedavg_bit_for_bit(make_trial, assert_same, model):
+def test_lg_fedavg_with_all_layers_shared_equals_fedavg_bit_for_bit(make_trial, assert_same, model):
     shared, plain = (make_trial(method, model, momentum=0.9).run(3) for method in (LGFedAvg(layers=3), FedAvg()))
     assert_same(shared.algorithm.global_model(shared.server), plain.server["model"])
 
 
 @pytest.mark.parametrize("layers", [1, 2])
-def test_the_lower_layers_stay_and_the_top_is_averaged(make_trial, assert_same, layers):
+def test_lg_fedavg_averages_top_layers_and_keeps_lower_layers(make_trial, assert_same, layers):
     trial = make_trial(LGFedAvg(layers=layers), "norm").run(2)
     personal = [name for name in trial.initial_model(0) if name not in trial.server["head"]]
     expected_layers = ["body.0", "body.1", "head"]
@@ -33,8 +33,8 @@ def test_the_lower_layers_stay_and_the_top_is_averaged(make_trial, assert_same, 
         assert_same(trial.start(outcome.client)["model"].only(personal), outcome.kept_state["body"].only(personal))
 
 
-def test_three_rounds_equal_pfllibs_loop(make_trial, list_batches):
-    """PFLlib's clientLG: `set_parameters` copies the server's head into the client's model, which then trains."""
+def test_lg_fedavg_three_rounds_match_pfllib(make_trial, list_batches):
+    """PFLlib's clientLG copies the server's head into the client's model with `set_parameters` and trains the model."""
     trial = make_trial(LGFedAvg(), learning_rate=0.1)
     net, head = trial.net, trial.server["head"]
     models = dict.fromkeys(range(8), trial.initial_model(0))

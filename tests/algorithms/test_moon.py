@@ -26,7 +26,7 @@ def make_body(*rows):
 
 @pytest.fixture
 def make_linear(make_trial):
-    """MOON on a linear body from one input to two features, under a head that makes no risk."""
+    """Make MOON on a linear body from one input to two features, with a head that has no risk."""
 
     def make(**parameters):
         net = FunctionalNetwork(lambda: Network(nn.Linear(1, 2, bias=False), nn.Linear(2, 1)), f64)
@@ -52,31 +52,31 @@ BATCH = Batch(torch.ones(3, 1, dtype=f64), torch.zeros(3, dtype=torch.long))
         ((0, 1), 1.0, math.log(1 + math.exp(-1))),
     ],
 )
-def test_the_contrast_of_known_angles(make_linear, previous, temperature, value):
-    """The features are (2, 0), the global model's (5, 0): cosine 1, whatever their lengths."""
+def test_moon_contrastive_loss_matches_exact_values(make_linear, previous, temperature, value):
+    """The client's features are (2, 0) and the global model's (5, 0). The cosine is 1 for any lengths."""
     algorithm = make_linear(mu=3.0, temperature=temperature)
     client = make_client(make_body(2, 0), make_body(5, 0), make_body(*previous))
     assert float(algorithm.loss(client, BATCH)) == pytest.approx(3 * value, abs=3e-6)
 
 
-def test_equal_models_have_no_gradient(make_linear):
+def test_moon_contrastive_gradient_of_equal_models_is_0(make_linear):
     weight = torch.tensor([[2.0], [1.0]], dtype=f64, requires_grad=True)
     client = make_client(Tensors({"body.weight": weight}), make_body(1, 3), make_body(1, 3))
     (gradient,) = torch.autograd.grad(make_linear(mu=5.0).loss(client, BATCH), weight)
     assert gradient.abs().max() < 1e-15
 
 
-def test_the_gradient_turns_towards_the_global_model(make_linear):
-    """At (1, 0) with the global model at (0, 1) and the previous one at (1, 0)."""
+def test_moon_contrastive_gradient_points_to_global_model(make_linear):
+    """The client's model is at (1, 0), the global model at (0, 1), and the previous model at (1, 0)."""
     weight = torch.tensor([[1.0], [0.0]], dtype=f64, requires_grad=True)
     client = make_client(Tensors({"body.weight": weight}), make_body(0, 1), make_body(1, 0))
     (gradient,) = torch.autograd.grad(make_linear().loss(client, BATCH), weight)
-    share = 1 / (1 + math.exp(-2))  # of the previous model in the softmax
+    share = 1 / (1 + math.exp(-2))  # softmax of the previous model
     assert gradient.flatten().tolist() == pytest.approx([0, -2 * share], abs=1e-15)
 
 
-def test_the_other_models_are_in_evaluation_mode(make_trial):
-    """They have no dropout while the client's own model trains."""
+def test_moon_other_models_are_in_evaluation_mode(make_trial):
+    """The global and previous models have no dropout while the client's model trains."""
     net = FunctionalNetwork(lambda: Network(nn.Sequential(nn.Linear(5, 6), nn.Dropout(0.5)), nn.Linear(6, 4)), f64)
     algorithm = MOON().bind(net, make_trial("fedavg").algorithm.federation)
     x, z = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(1), dtype=f64), torch.ones(3, 6, dtype=f64)
@@ -88,22 +88,22 @@ def test_the_other_models_are_in_evaluation_mode(make_trial):
 
 
 @pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam"}])
-def test_without_contrast_it_is_fedavg_bit_by_bit(make_trial, assert_same, settings):
+def test_moon_with_mu_0_equals_fedavg_bit_for_bit(make_trial, assert_same, settings):
     moon, plain = (make_trial(algorithm, **settings).run(3) for algorithm in (MOON(mu=0.0), FedAvg()))
     assert_same(moon.server, plain.server)
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_only_those_who_were_there_before_contrast(make_trial, width):
-    """The first round is FedAvg's bit by bit; in the second, so is what a newcomer sends."""
+def test_moon_contrastive_loss_needs_previous_participation(make_trial, width):
+    """The first round equals FedAvg bit for bit, and so does a new client's upload in the second."""
     moon, plain = (make_trial(algorithm, width=width).run(1, ids=[0, 1, 5]) for algorithm in (MOON(mu=5.0), FedAvg()))
     assert torch.equal(moon.server["model"].flat(), plain.server["model"].flat())
     both = zip(moon.train([1, 4, 5]), plain.train([1, 4, 5]), strict=True)
     assert [torch.equal(a.upload["model"].flat(), b.upload["model"].flat()) for a, b in both] == [False, True, False]
 
 
-def test_a_client_alone_has_no_contrast(make_clients, make_trial, assert_same):
-    """The global model is its previous one, so that the contrast has no gradient."""
+def test_moon_with_one_client_equals_fedavg(make_clients, make_trial, assert_same):
+    """The global model equals the previous model, so the contrastive loss has no gradient."""
     clients = make_clients(sizes=[15], labels=lambda client: range(4))
     moon, plain = (
         make_trial(algorithm, clients=clients, participation=1.0).run(3) for algorithm in (MOON(mu=5.0), FedAvg())
@@ -111,7 +111,7 @@ def test_a_client_alone_has_no_contrast(make_clients, make_trial, assert_same):
     assert_same(moon.server, plain.server, tolerance=1e-12)
 
 
-def test_clients_keep_the_model_that_they_sent(make_trial, assert_same):
+def test_moon_clients_keep_uploaded_model(make_trial, assert_same):
     trial = make_trial(MOON()).run(1, ids=[1, 2])
     sent = {outcome.client: outcome.upload["model"] for outcome in trial.outcomes}
     trial.run(1, ids=[2, 3])
@@ -120,8 +120,8 @@ def test_clients_keep_the_model_that_they_sent(make_trial, assert_same):
     assert_same(trial.start(1)["global"], trial.server["model"])
 
 
-def test_the_contrast_turns_features_from_the_previous_to_the_global_model(make_trial):
-    """Its mechanism acts: the stronger it is, the larger the difference of the cosines, for every client."""
+def test_moon_moves_features_from_previous_to_global_model(make_trial):
+    """A larger mu increases the difference of the cosines for every client."""
     margins = []
     for mu in (0.0, 2.0, 20.0):
         trial = make_trial(MOON(mu=mu), participation=1.0, local_epochs=5, learning_rate=0.02)
@@ -139,7 +139,7 @@ def compute_margin(trial, outcome):
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_features_of_zero_make_no_nan(make_trial, width):
+def test_moon_with_zero_features_is_finite(make_trial, width):
     """Every ReLU of the body is off."""
     net = make_trial(MOON()).net
 
@@ -151,18 +151,18 @@ def test_features_of_zero_make_no_nan(make_trial, width):
     assert all(outcome.upload["model"].flat().isfinite().all() for outcome in trial.outcomes)
 
 
-def norm():
+def build_norm_network():
     return Network(nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU()), nn.Linear(6, 4)).double()
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_the_other_models_keep_the_clients_statistics_as_it_began(make_trial, assert_same, width):
-    """While those of the model in training move, although the client has but one set of its own: by PyTorch's hand."""
+def test_moon_other_models_use_initial_client_statistics(make_trial, assert_same, width):
+    """The running statistics of the trained model change, although the client has only one set of them."""
     settings = {"buffers": "keep", "learning_rate": 0.2, "momentum": 0.9, "width": width}
     trial = make_trial(MOON(mu=2.0), "norm", **settings).run(2, ids=[3, 5, 7])
     for outcome in trial.train([3, 5]):
         state = trial.client_states[outcome.client]
-        student, near, far = norm().train(), norm().eval(), norm().eval()
+        student, near, far = build_norm_network().train(), build_norm_network().eval(), build_norm_network().eval()
         for module, model in (
             (student, trial.server["model"]),
             (near, trial.server["model"]),

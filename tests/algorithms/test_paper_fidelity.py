@@ -1,4 +1,4 @@
-"""Fidelity to the papers in a study: settings that the plan rejects, and the files of results."""
+"""Fidelity to the papers in a study: settings that the plan rejects, and the result files."""
 
 import pandas as pd
 import pytest
@@ -31,7 +31,7 @@ def plan_study(run_fedpipe, in_empty_folder):
     ("setting", "default"),
     [({"optimizer": "adam"}, "sgd"), ({"momentum": 0.9}, "0.0"), ({"weight_decay": 0.001}, "0.0")],
 )
-def test_pfedme_refuses_what_it_would_pass_over(plan_study, setting, default):
+def test_plan_rejects_settings_that_pfedme_ignores(plan_study, setting, default):
     (key, value), labels = *setting.items(), ("fedavg", "pfedme")
     message, status = plan_study(studies.settings(labels, federation=setting))
     assert status == 2
@@ -49,7 +49,7 @@ def test_pfedme_refuses_what_it_would_pass_over(plan_study, setting, default):
         ("perfedavg", {"optimizer": "adam"}, "sgd"),
     ],
 )
-def test_momentum_and_adam_are_refused_where_no_step_takes_them(plan_study, name, setting, default):
+def test_plan_rejects_momentum_and_adam_that_algorithm_ignores(plan_study, name, setting, default):
     (key, value), labels = *setting.items(), ("fedavg", name)
     message, status = plan_study(studies.settings(labels, federation=setting))
     assert status == 2
@@ -58,7 +58,7 @@ def test_momentum_and_adam_are_refused_where_no_step_takes_them(plan_study, name
     assert plan_study(studies.settings(labels, federation=ALONE | {"weight_decay": 0.01}))[1] == 0
 
 
-def test_momentum_of_fedpvr_acts_outside_the_corrected_layers_and_a_warning_says_where_there_are_none(plan_study):
+def test_plan_warns_about_momentum_if_fedpvr_corrects_all_layers(plan_study):
     for layers, has_warning in ((1, False), (2, True), (3, True)):
         settings = studies.settings(
             ("fedpvr",), algorithms={"fedpvr": {"layers": layers}}, federation={"momentum": 0.9}
@@ -70,7 +70,7 @@ def test_momentum_of_fedpvr_acts_outside_the_corrected_layers_and_a_warning_says
     assert "federation.momentum" not in plan_study(settings)[0]
 
 
-def test_a_hybrid_of_feddual_is_refused_and_its_codes_mode_is_whole(plan_study):
+def test_plan_rejects_feddual_code_mode_with_other_iterations(plan_study):
     message, status = plan_study(
         studies.settings(("feddual",), algorithms={"feddual": {"mode": "code", "iterations": 150}})
     )
@@ -80,7 +80,7 @@ def test_a_hybrid_of_feddual_is_refused_and_its_codes_mode_is_whole(plan_study):
 
 
 def run_study(settings, **execution):
-    """Run a study. Returns the participants of each round, the rounds and the metrics, by label."""
+    """Run a study. Return the participants of each round, the rounds, and the metrics, by label."""
     plan, tables = studies.prepare(settings), {}
     for planned_run, run in zip(plan.runs, studies.open_runs(plan, **execution), strict=True):
         *_, last_round = run.run_segment(planned_run.rounds)
@@ -96,8 +96,8 @@ def run_study(settings, **execution):
 
 
 @pytest.mark.parametrize("stack", [1, 4])
-def test_fedfomos_traffic_is_of_models_that_were_uploaded(stack):
-    """Five of ten clients are in a round. In round 2 new participants get five models and the others four."""
+def test_fedfomo_study_traffic_counts_uploaded_models_only(stack):
+    """Five of ten clients participate. In round 2, new participants download five models and the others four."""
     participants, rounds, _ = run_study(studies.settings(("fedfomo",), rounds=2), stack=stack)["fedfomo"]
     model = 4 * (64 * 16 + 16 + 16 * 10 + 10)
     counts = [5 - (client in participants[0]) for client in participants[1]]
@@ -106,8 +106,8 @@ def test_fedfomos_traffic_is_of_models_that_were_uploaded(stack):
     assert rounds["bytes_up"].tolist() == [model, model + 4 * sum(counts) / 5]
 
 
-def test_the_recall_is_in_pfps_lwcs_personal_accuracies():
-    """The ablation trains the same in round 1. Only losses of the participants differ afterwards."""
+def test_pfps_lwc_recall_changes_personal_losses_of_participants():
+    """The ablation trains the same models in round 1. Afterwards only the losses of the participants differ."""
     algorithms = {"pfps_lwc": {}, "lwc": {"algorithm": "pfps_lwc", "recall_epochs": 0}}
     settings = studies.settings(tuple(algorithms), rounds=1, algorithms=algorithms)
     tables = run_study(settings)

@@ -15,21 +15,21 @@ def get_personal_weight(trial, client=0):
     return float(trial.client_states[client]["personal"]["head.weight"])
 
 
-def test_an_exact_inner_solution(make_toy, trace_path):
-    """Of (x - 4)^2 / 2 + x^2 / 2: 2 in one step of 1/2, and w = 0 - 0.1 * (0 - 2)."""
+def test_pfedme_with_exact_inner_solution_matches_exact_values(make_toy, trace_path):
+    """One step of rate 1/2 minimizes (x - 4)^2 / 2 + x^2 / 2 at 2. Then w = 0 - 0.1 * (0 - 2)."""
     trial = make_toy(PFedMe(attraction=1.0, inner_steps=1, inner_rate=0.5), [(1, 4)])
     assert trace_path(trial, 1) == pytest.approx([0.2], abs=1e-15)
     assert get_personal_weight(trial) == pytest.approx(2, abs=1e-15)
 
 
-def test_five_inner_steps(make_toy, trace_path):
+def test_pfedme_five_inner_steps_match_exact_values(make_toy, trace_path):
     trial = make_toy(PFedMe(attraction=1.0, inner_steps=5, inner_rate=0.1), [(1, 4)])
     assert trace_path(trial, 1) == pytest.approx([0.134464], abs=1e-15)
     assert get_personal_weight(trial) == pytest.approx(1.34464, abs=1e-14)
 
 
-def test_inner_steps_go_on_from_batch_to_batch(make_toy, trace_path):
-    """They start at w only once in a round, and the personal model is the last theta, not w."""
+def test_pfedme_inner_steps_continue_across_batches(make_toy, trace_path):
+    """Inner steps start at w only once in a round. The personal model is the last theta, not w."""
     trial = make_toy(PFedMe(attraction=2.0, inner_steps=3, inner_rate=0.05), [(1, 4)], local_epochs=4)
     theta = w = 0.0
     for _ in range(4):
@@ -41,21 +41,21 @@ def test_inner_steps_go_on_from_batch_to_batch(make_toy, trace_path):
     assert abs(theta - w) > 0.1
 
 
-def test_inner_steps_start_at_the_downloaded_model_in_every_round(make_toy):
+def test_pfedme_inner_steps_start_at_downloaded_model(make_toy):
     algorithm = PFedMe(attraction=1.0, inner_steps=1, inner_rate=0.1)
     trial = make_toy(algorithm, [(1, 4)]).run()
     w = float(trial.server["model"]["head.weight"])
     assert get_personal_weight(trial.run()) == pytest.approx(w + 0.1 * (4 - w), abs=1e-15)
 
 
-def test_a_rate_of_one_over_lambda_uploads_the_personal_model(make_toy):
+def test_pfedme_with_rate_1_over_lambda_uploads_personal_model(make_toy):
     trial = make_toy(PFedMe(attraction=4.0, inner_steps=3, inner_rate=0.1), learning_rate=0.25).run()
     for outcome in trial.outcomes:
         assert outcome.upload["model"]["head.weight"] == pytest.approx(outcome.kept_state["personal"]["head.weight"])
 
 
 @pytest.mark.parametrize("parameters", [{"attraction": 0.0}, {"beta": 0.0}])
-def test_the_global_model_stays_without_attraction_or_beta(make_trial, assert_same, parameters):
+def test_pfedme_without_attraction_or_beta_keeps_global_model(make_trial, assert_same, parameters):
     trial = make_trial(PFedMe(**parameters))
     before = trial.server
     assert_same(trial.run(3).server, before, tolerance=1e-14)
@@ -65,22 +65,22 @@ def test_the_global_model_stays_without_attraction_or_beta(make_trial, assert_sa
     )
 
 
-def test_without_attraction_the_personal_model_is_local_training(make_trial, assert_same):
-    """With one inner step a batch it takes FedAvg's local steps."""
+def test_pfedme_without_attraction_equals_local_training(make_trial, assert_same):
+    """With one inner step for each batch, pFedMe takes FedAvg's local steps."""
     me = make_trial(PFedMe(attraction=0.0, inner_steps=1, inner_rate=0.05)).train()
     plain = make_trial(FedAvg(), learning_rate=0.05).train()
     for ours, theirs in zip(me, plain, strict=True):
         assert_same(ours.kept_state["personal"], theirs.upload["model"], tolerance=1e-14)
 
 
-def test_beta_blends_the_old_model_with_the_mean(make_trial, assert_same):
+def test_pfedme_beta_mixes_old_model_with_mean_upload(make_trial, assert_same):
     trial = make_trial(PFedMe(beta=0.25))
     uploads = trial.collect_uploads(trial.train())
     wanted = 0.75 * trial.server["model"] + 0.25 * uploads.mean("model")
     assert_same(trial.aggregate(uploads)["model"], wanted, tolerance=1e-15)
 
 
-def test_the_personal_model_stays_while_its_client_is_away(make_trial, assert_same):
+def test_pfedme_absent_client_keeps_personal_model(make_trial, assert_same):
     trial = make_trial(PFedMe()).run(1, ids=[0, 1])
     state = trial.client_states[0]["personal"]
     trial.run(2, ids=[2, 3])
@@ -88,7 +88,7 @@ def test_the_personal_model_stays_while_its_client_is_away(make_trial, assert_sa
     assert_same(trial.start(7)["personal"], trial.initial_client_state["personal"])
 
 
-def test_the_personal_model_is_measured_and_the_global_one_deployed(make_trial):
+def test_pfedme_predicts_with_personal_and_deploys_global_model(make_trial):
     trial = make_trial(PFedMe()).run(2)
     x = trial.clients.gather_samples(trial.clients.test[3])[0]
     client = trial.start(3)
@@ -97,8 +97,7 @@ def test_the_personal_model_is_measured_and_the_global_one_deployed(make_trial):
     assert all(torch.equal(deployed[name], model[name]) for name in model)
 
 
-def test_the_personal_models_fit_their_clients_better_than_the_global_one(make_trial):
-    """Its mechanism acts."""
+def test_pfedme_personal_models_fit_better_than_global_model(make_trial):
     trial = make_trial(PFedMe(), participation=1.0).run(5)
     for client in range(len(trial.clients)):
         x, y = trial.clients.gather_samples(trial.clients.train[client])
@@ -107,7 +106,7 @@ def test_the_personal_models_fit_their_clients_better_than_the_global_one(make_t
         assert own < common
 
 
-def test_running_statistics_travel_with_w_and_are_averaged(make_trial, assert_same):
+def test_pfedme_uploads_and_averages_running_statistics(make_trial, assert_same):
     trial = make_trial(PFedMe(beta=2.0), "norm").run()
     names = trial.net.buffer_names
     for outcome in trial.outcomes:

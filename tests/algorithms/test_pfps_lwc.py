@@ -22,15 +22,15 @@ f64 = torch.float64
 OFF = {"penalty": 0.0, "recall_epochs": 0}
 
 
-class Recalling(PFPSLWC):
-    """The recall alone: what local training begins with is sent."""
+class RecallOnly(PFPSLWC):
+    """PFPS-LWC without local training, so that clients upload the recalled model."""
 
     def local_passes(self):
         return ()
 
 
 def bind_algorithm(algorithm, make_trial, body, head):
-    """The algorithm on a network of these modules, for one input."""
+    """Bind the algorithm to a network of these modules."""
     trial = make_trial("fedavg")
     return algorithm.bind(FunctionalNetwork(lambda: Network(body, head), f64), trial.algorithm.federation)
 
@@ -39,13 +39,13 @@ def make_tensors(**values):
     return Tensors({name.replace("_", "."): torch.tensor(value, dtype=f64) for name, value in values.items()})
 
 
-def features_loss(trial, teacher, student, client):
+def compute_recall_loss(trial, teacher, student, client):
     x = trial.clients.gather_samples(trial.clients.train[client])[0]
     return float((1 - cosine_similarity(trial.net.features(teacher, x), trial.net.features(student, x))).mean())
 
 
-def test_the_recall_measures_the_angle_of_features(make_trial):
-    """Of (1, 0) and (1, 1), whatever their lengths."""
+def test_recall_loss_is_cosine_distance_of_features(make_trial):
+    """The angle between (1, 0) and (1, 1) does not depend on their lengths."""
     algorithm = bind_algorithm(PFPSLWC(), make_trial, nn.Linear(1, 2, bias=False), nn.Linear(2, 2))
     batch = Batch(torch.ones(3, 1, dtype=f64), torch.zeros(3, dtype=torch.long))
     for scale in (1.0, 7.0):
@@ -56,8 +56,8 @@ def test_the_recall_measures_the_angle_of_features(make_trial):
         assert float(algorithm.recall_loss(client, batch)) == pytest.approx(0.292893, abs=1e-6)
 
 
-def test_the_penalty_is_the_joint_norm_of_the_head(make_trial):
-    """Weight 3 and bias 4: a penalty of 5 with gradient (0.6, 0.8), for any strength lambda."""
+def test_pfps_lwc_penalty_is_joint_norm_of_head(make_trial):
+    """Weight 3 and bias 4 have norm 5 with gradient (0.6, 0.8), both multiplied by lambda."""
     algorithm = bind_algorithm(PFPSLWC(penalty=0.1), make_trial, nn.Identity(), nn.Linear(1, 1))
     weight, bias = (torch.tensor(value, dtype=f64, requires_grad=True) for value in ([[3.0]], [4.0]))
     client = {"model": Tensors({"head.weight": weight, "head.bias": bias})}
@@ -68,14 +68,14 @@ def test_the_penalty_is_the_joint_norm_of_the_head(make_trial):
     assert [value.item() for value in gradient] == pytest.approx([0.06, 0.08], abs=1e-15)
 
 
-def test_the_squared_penalty(make_trial):
+def test_pfps_lwc_squared_penalty_matches_exact_value(make_trial):
     algorithm = bind_algorithm(PFPSLWC(penalty=0.1, squared=True), make_trial, nn.Identity(), nn.Linear(1, 1))
     client = {"model": make_tensors(head_weight=[[3.0]], head_bias=[4.0])}
     batch = Batch(torch.ones(2, 1, dtype=f64), torch.zeros(2, dtype=torch.long))
     assert float(algorithm.loss(client, batch)) == pytest.approx(2.5, abs=1e-14)
 
 
-def test_a_head_of_zeros_has_a_finite_gradient(make_trial):
+def test_pfps_lwc_gradient_of_zero_head_is_0(make_trial):
     algorithm = bind_algorithm(PFPSLWC(), make_trial, nn.Identity(), nn.Linear(1, 1))
     weight, bias = (torch.zeros(shape, dtype=f64, requires_grad=True) for shape in ((1, 1), (1,)))
     batch = Batch(torch.ones(2, 1, dtype=f64), torch.zeros(2, dtype=torch.long))
@@ -84,7 +84,7 @@ def test_a_head_of_zeros_has_a_finite_gradient(make_trial):
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_features_of_zero_make_no_nan(make_trial, width):
+def test_pfps_lwc_with_zero_features_is_finite(make_trial, width):
     """Every ReLU of the extractor is off."""
 
     def make_dead_model(index):
@@ -97,8 +97,8 @@ def test_features_of_zero_make_no_nan(make_trial, width):
         assert all(value.isfinite().all() for value in (outcome.upload["body"] | outcome.kept_state["head"]).values())
 
 
-def test_with_both_parts_off_it_is_fedper(make_trial, assert_same):
-    """Extractors averaged by count, heads personal: written out with PyTorch's own optimizer."""
+def test_pfps_lwc_without_recall_and_penalty_matches_fedper_loop(make_trial, assert_same):
+    """Average bodies by count and keep heads personal, with PyTorch's optimizer."""
     trial = make_trial(PFPSLWC(**OFF), momentum=0.9)
     body = dict(trial.server["body"])
     heads = {client: dict(trial.initial_client_state["head"]) for client in range(len(trial.clients))}
@@ -129,14 +129,14 @@ def test_with_both_parts_off_it_is_fedper(make_trial, assert_same):
         assert_same(dict(trial.client_states[client]["head"]), head, tolerance=1e-12)
 
 
-def test_nobody_recalls_in_the_first_round(make_trial, assert_same):
+def test_pfps_lwc_first_round_has_no_recall(make_trial, assert_same):
     recalling, forgetful = (make_trial(PFPSLWC(recall_epochs=epochs)).run() for epochs in (3, 0))
     assert_same(recalling.server, forgetful.server)
     assert_same(recalling.client_states, forgetful.client_states)
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_whoever_was_there_recalls_and_newcomers_do_not(make_trial, assert_same, width):
+def test_pfps_lwc_recall_needs_previous_participation(make_trial, assert_same, width):
     recalling, forgetful = (
         make_trial(PFPSLWC(recall_epochs=epochs), width=width).run(1, ids=[0, 1, 5]).train([1, 4, 5])
         for epochs in (2, 0)
@@ -148,8 +148,8 @@ def test_whoever_was_there_recalls_and_newcomers_do_not(make_trial, assert_same,
     assert same == [False, True, False]
 
 
-def test_a_client_alone_has_nothing_to_recall(make_clients, make_trial, assert_same):
-    """The downloaded extractor is the one it uploaded."""
+def test_pfps_lwc_recall_with_one_client_changes_no_model(make_clients, make_trial, assert_same):
+    """The downloaded extractor equals the one that the client uploaded."""
     clients = make_clients(sizes=[15], labels=lambda client: range(4))
     recalling, forgetful = (
         make_trial(PFPSLWC(recall_epochs=epochs), clients=clients, participation=1.0).run(3) for epochs in (3, 0)
@@ -157,22 +157,22 @@ def test_a_client_alone_has_nothing_to_recall(make_clients, make_trial, assert_s
     assert_same(recalling.server, forgetful.server, tolerance=1e-12)
 
 
-def test_the_recall_brings_the_extractor_back_and_leaves_the_head(make_trial, assert_same):
-    """Its mechanism acts: the features point nearer to those of the last uploaded extractor, for every client."""
+def test_pfps_lwc_recall_restores_extractor_features_and_keeps_head(make_trial, assert_same):
+    """Recall moves the features of every client nearer to those of its last uploaded extractor."""
     trial = make_trial(PFPSLWC(), participation=1.0, local_epochs=5).run(2)
-    settings = {"participation": 1.0, "learning_rate": 0.02, "weight_decay": 0.01}  # which would shrink the head
-    alone = make_trial(Recalling(recall_epochs=5), **settings)
+    settings = {"participation": 1.0, "learning_rate": 0.02, "weight_decay": 0.01}  # weight decay would shrink the head
+    alone = make_trial(RecallOnly(recall_epochs=5), **settings)
     alone.server, alone.client_states, alone.rounds = trial.server, trial.client_states, trial.rounds
     for outcome in alone.train():
         state = trial.client_states[outcome.client]
-        before = features_loss(trial, state["extractor"], trial.server["body"], outcome.client)
-        after = features_loss(trial, state["extractor"], outcome.upload["body"], outcome.client)
+        before = compute_recall_loss(trial, state["extractor"], trial.server["body"], outcome.client)
+        after = compute_recall_loss(trial, state["extractor"], outcome.upload["body"], outcome.client)
         assert after < 0.98 * before
         assert_same(outcome.kept_state["head"], state["head"])
 
 
-def test_the_penalty_shrinks_heads(make_trial):
-    """Its mechanism acts: each client's head is smaller, the more so the stronger it is."""
+def test_pfps_lwc_penalty_shrinks_heads(make_trial):
+    """A larger penalty shrinks every client's head more."""
     norms = []
     for penalty in (0.0, 0.1, 0.5):
         trial = make_trial(PFPSLWC(penalty=penalty, recall_epochs=0), participation=1.0).run(3)
@@ -180,29 +180,31 @@ def test_the_penalty_shrinks_heads(make_trial):
     assert all(none > weak > strong for none, weak, strong in zip(*norms, strict=True))
 
 
-def test_clients_keep_the_extractor_that_they_uploaded(make_trial, assert_same):
+def test_pfps_lwc_clients_keep_uploaded_extractor(make_trial, assert_same):
     trial = make_trial(PFPSLWC()).run(2)
     for outcome in trial.outcomes:
         assert_same(trial.client_states[outcome.client]["extractor"], outcome.upload["body"])
     assert trial.algorithm.global_model(trial.server) is None
 
 
-def test_the_downloaded_model_is_the_shared_extractor_with_the_own_head(make_trial, assert_same):
+def test_pfps_lwc_downloaded_model_has_shared_extractor_and_own_head(make_trial, assert_same):
     trial = make_trial(PFPSLWC(), participation=1.0).run(2)
     for client in (0, 3):
         wanted = trial.server["body"] | trial.client_states[client]["head"]
         assert_same(trial.start(client)["model"], wanted)
 
 
-def train_by_hand(trial, client, recall_epochs, epochs=0, penalty=0.0, build=lambda: MLP(hidden=(6,)).build((5,), 4)):
-    """Alg. 1, lines 4-11, as PyTorch's own modules and optimizers do it: the client's model in its next round."""
+def train_with_pytorch(
+    trial, client, recall_epochs, epochs=0, penalty=0.0, build=lambda: MLP(hidden=(6,)).build((5,), 4)
+):
+    """Train a client's model for the next round, as in Alg. 1, lines 4-11, with PyTorch's modules and optimizers."""
     federation, state, number = trial.algorithm.federation, trial.client_states[client], trial.rounds + 1
     teacher, student = build().double().eval(), build().double().train()
     own = dict(state.get("buffers", {}))
     teacher.load_state_dict({**state["head"], **state["extractor"], **own}, strict=False)
     student.load_state_dict({**state["head"], **trial.server["body"], **own}, strict=False)
 
-    def steps(stream, count, parameters, loss):
+    def run_steps(stream, count, parameters, loss):
         rule = torch.optim.SGD(parameters, federation.learning_rate, federation.momentum)
         for epoch in range(count):
             order = trial.clients.shuffle_indices(client, number, stream, epoch)
@@ -212,26 +214,26 @@ def train_by_hand(trial, client, recall_epochs, epochs=0, penalty=0.0, build=lam
                 loss(x, y).backward()
                 rule.step()
 
-    def recall(x, y):
+    def compute_recall(x, y):
         with torch.no_grad():
             wanted = teacher.body(x)
         return (1 - cosine_similarity(wanted, student.body(x))).mean()
 
-    def local(x, y):
+    def compute_local_loss(x, y):
         norm = torch.cat([value.flatten() for value in student.head.parameters()]).norm()
         return cross_entropy(student(x), y) + penalty * norm
 
-    steps("recall", 0 if float(state[FIRST]) else recall_epochs, student.body.parameters(), recall)
-    steps("batches", epochs, student.parameters(), local)
+    run_steps("recall", 0 if float(state[FIRST]) else recall_epochs, student.body.parameters(), compute_recall)
+    run_steps("batches", epochs, student.parameters(), compute_local_loss)
     return student.eval()
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_what_is_measured_is_the_recalled_model(make_trial, width):
-    """Alg. 1, lines 4-8, of all clients; those that were never there have nothing to recall."""
+def test_pfps_lwc_evaluates_recalled_model(make_trial, width):
+    """Apply Alg. 1, lines 4-8, at all clients. Clients that have never participated recall nothing."""
     trial = make_trial(PFPSLWC(recall_epochs=2), width=width, momentum=0.9).run(2, ids=[0, 3, 5])
     for outcome in trial.train(range(8), ("local", "global"), "receive"):
-        recalled, downloaded = (train_by_hand(trial, outcome.client, epochs) for epochs in (2, 0))
+        recalled, downloaded = (train_with_pytorch(trial, outcome.client, epochs) for epochs in (2, 0))
         for test, rows in (("local", trial.clients.test[outcome.client]), ("global", trial.clients.global_test)):
             x, y = trial.clients.gather_samples(rows)
             after, before = (cross_entropy(model(x), y, reduction="sum").item() for model in (recalled, downloaded))
@@ -243,26 +245,26 @@ def test_what_is_measured_is_the_recalled_model(make_trial, width):
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_training_begins_with_what_is_measured(make_trial, assert_same, width):
-    """Bit by bit, in evaluation after one round and in the next."""
-    trial = make_trial(Recalling(recall_epochs=2), width=width, momentum=0.9)
+def test_pfps_lwc_training_starts_from_evaluated_model(make_trial, assert_same, width):
+    """Evaluation after a round and training in the next round use a model with equal bits."""
+    trial = make_trial(RecallOnly(recall_epochs=2), width=width, momentum=0.9)
     before = make_trial(PFPSLWC(recall_epochs=2), width=width, momentum=0.9).run(2, ids=[0, 3, 5])
     trial.server, trial.client_states, trial.rounds = before.server, before.client_states, before.rounds
     begun = trial.train([0, 1, 3, 5], ("local", "global"), "train")
     measured = trial.train([0, 1, 3, 5], ("local", "global"), "receive")
     assert [outcome.scores for outcome in begun] == [outcome.scores for outcome in measured]
     for outcome in begun:
-        recalled = train_by_hand(trial, outcome.client, 2)
+        recalled = train_with_pytorch(trial, outcome.client, 2)
         assert_same(dict(outcome.upload["body"]), dict(get_body(recalled)), tolerance=1e-12)
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_a_round_is_recall_then_training(make_trial, assert_same, width):
-    """Line by line by hand, with a momentum that starts afresh after the recall."""
+def test_pfps_lwc_round_matches_pytorch_recall_and_training(make_trial, assert_same, width):
+    """Momentum starts at zero after the recall."""
     algorithm = PFPSLWC(recall_epochs=2, penalty=0.1)
     trial = make_trial(algorithm, width=width, momentum=0.9).run(1, ids=[3, 5])
     for outcome in trial.train([1, 3, 5]):
-        trained = train_by_hand(trial, outcome.client, 2, epochs=2, penalty=0.1)
+        trained = train_with_pytorch(trial, outcome.client, 2, epochs=2, penalty=0.1)
         assert_same(dict(outcome.upload["body"]), dict(get_body(trained)), tolerance=1e-11)
         head = {name: value.detach() for name, value in trained.named_parameters() if name.startswith("head.")}
         assert_same(dict(outcome.kept_state["head"]), head, tolerance=1e-11)
@@ -273,8 +275,8 @@ def get_body(module):
 
 
 @pytest.mark.parametrize("protocol", ["personal-on-local", "finetuned-on-local"])
-def test_its_own_ablation_is_measured(make_trial, protocol):
-    """After the same rounds, the recall is in the numbers of all that have something to recall, and of nobody else."""
+def test_pfps_lwc_recall_changes_losses_of_past_participants_only(make_trial, protocol):
+    """Compare with the ablation without recall after the same rounds."""
     losses = []
     for epochs in (1, 0):
         trial = make_trial(PFPSLWC(recall_epochs=0)).run(2, ids=[3, 5, 7])
@@ -294,26 +296,26 @@ def test_its_own_ablation_is_measured(make_trial, protocol):
     assert differing == [3, 5, 7]
 
 
-def norm():
+def build_norm_network():
     return Network(nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU()), nn.Linear(6, 4))
 
 
 @pytest.mark.parametrize("buffers", ["keep", "average"])
 @pytest.mark.parametrize("width", [None, 3])
-def test_the_old_extractor_teaches_with_its_own_statistics(make_trial, assert_same, width, buffers):
-    """While those of the student move, also where both are one client's own."""
-    trial = make_trial(Recalling(recall_epochs=3), "norm", width=width, buffers=buffers, learning_rate=0.2)
+def test_pfps_lwc_recall_teacher_uses_own_running_statistics(make_trial, assert_same, width, buffers):
+    """The student's running statistics change, even if both use the client's own set."""
+    trial = make_trial(RecallOnly(recall_epochs=3), "norm", width=width, buffers=buffers, learning_rate=0.2)
     before = make_trial(PFPSLWC(), "norm", buffers=buffers).run(2, ids=[3, 5, 7])
     trial.server, trial.client_states, trial.rounds = before.server, before.client_states, before.rounds
     for outcome in trial.train([3, 5]):
-        student = train_by_hand(trial, outcome.client, 3, build=norm)
+        student = train_with_pytorch(trial, outcome.client, 3, build=build_norm_network)
         sent = outcome.upload["body"] | outcome.kept_state.get("buffers", {})
         wanted = get_body(student) | {name: value for name, value in student.named_buffers() if "running" in name}
         assert_same(dict(sent), {name: wanted[name] for name in sent}, tolerance=1e-10)
 
 
-def test_the_old_extractor_teaches_in_evaluation_mode(make_trial):
-    """Its own running statistics; the student is normalized by the batch's."""
+def test_pfps_lwc_recall_teacher_is_in_evaluation_mode(make_trial):
+    """The teacher uses its running statistics, and the student the batch's."""
     trial = make_trial(PFPSLWC(), "norm", participation=1.0).run()
     client = trial.start(5)
     x, y = trial.clients.gather_samples(trial.clients.train[5])

@@ -1,4 +1,4 @@
-"""A finished study of two algorithms, run once. Each test has its copy."""
+"""A finished study of two algorithms, run once. Each test has its own copy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fedpipe compare` on real commits and DVC's records of a small study."""
+"""`fedpipe compare` on commits and DVC records of a small study."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def compare(folder: Path, *names: str, fails: bool = False) -> str:
 
 @pytest.fixture(scope="module")
 def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three commits that DVC recorded (a baseline, another mu, another alpha with one seed less), then an edit."""
+    """Three commits with DVC records (a baseline, another mu, another alpha with one seed less), then an edit."""
     folder = tmp_path_factory.mktemp("history")
     for name in ("dvc.yaml", ".dvcignore", "Snakefile"):
         if (ROOT / name).exists():
@@ -97,8 +97,8 @@ def load_accuracies(folder: Path, algorithm: str, protocol: str) -> pd.Series:
 
 
 @pytest.mark.slow
-def test_numbers_are_those_of_each_commit(history: Path, tmp_path: Path) -> None:
-    """Compare with each commit's results, which git and DVC restore in a clone."""
+def test_compare_numbers_equal_results_of_each_commit(history: Path, tmp_path: Path) -> None:
+    """Compare with the results of each commit, which git and DVC restore in a clone."""
     output = compare(history, "v1", "v2")
     results = {}
     for tag in ("v1", "v2"):
@@ -118,11 +118,11 @@ def test_numbers_are_those_of_each_commit(history: Path, tmp_path: Path) -> None
     assert output.count("\n| ") == 2 + 4 + 1, "no other setting differs"
     rows = [line for line in output.splitlines() if not line.startswith("| FedAvg")]
     changed_rows = compare(history, "v1", "v2", "--changed").splitlines()
-    assert [line.split() for line in changed_rows] == [line.split() for line in rows], "only FedDW has other runs"
+    assert [line.split() for line in changed_rows] == [line.split() for line in rows], "only FedDW has different runs"
 
 
 @pytest.mark.slow
-def test_seeds_are_paired_and_a_common_difference_is_one_row(history: Path) -> None:
+def test_compare_pairs_seeds_and_lists_common_difference_once(history: Path) -> None:
     output = compare(history, "v2", "v3", "v1")
     assert [line.split("|")[2].strip() for line in output.splitlines() if "partition.alpha" in line] == ["all"]
     assert "| study.seeds" in output
@@ -133,7 +133,7 @@ def test_seeds_are_paired_and_a_common_difference_is_one_row(history: Path) -> N
 
 
 @pytest.mark.slow
-def test_one_revision_is_compared_with_the_workspace_and_the_default_is_head(history: Path) -> None:
+def test_compare_with_one_revision_uses_workspace_and_default_is_head(history: Path) -> None:
     output = compare(history, "v1")
     assert "workspace − v1" in output
     mean = load_accuracies(history, "feddw", "global-on-global")
@@ -145,7 +145,7 @@ def test_one_revision_is_compared_with_the_workspace_and_the_default_is_head(his
 
 
 @pytest.mark.slow
-def test_missing_files_come_from_the_cache_or_are_an_error(history: Path, tmp_path: Path) -> None:
+def test_compare_reads_missing_files_from_dvc_cache_or_prints_error(history: Path, tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(history, folder, ignore=shutil.ignore_patterns("tmp"), symlinks=True)
     output = compare(folder, "v1", "v2")
@@ -165,8 +165,8 @@ def remove_from_cache(folder: Path, tag: str, *outs: str) -> None:
 
 
 @pytest.mark.slow
-def test_files_that_are_not_in_the_cache_come_from_a_remote_next_to_the_clone(history: Path, tmp_path: Path) -> None:
-    """The remote is that of docs/dvc.md. If neither has the list of a folder's files, that is an error."""
+def test_compare_reads_files_from_relative_dvc_remote(history: Path, tmp_path: Path) -> None:
+    """The remote is the one of docs/dvc.md. A list of files in neither cache nor remote causes an error."""
     folder = tmp_path / "copy"
     shutil.copytree(history, folder, ignore=shutil.ignore_patterns("tmp"), symlinks=True)
     output = compare(history, "v1", "v2")  # in another folder, because DVC caches the lists that it reads
@@ -183,7 +183,7 @@ def test_files_that_are_not_in_the_cache_come_from_a_remote_next_to_the_clone(hi
 
 
 @pytest.mark.slow
-def test_a_remote_that_is_not_set_up_is_an_error(history: Path, tmp_path: Path) -> None:
+def test_compare_rejects_undefined_dvc_remote(history: Path, tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(history, folder, ignore=shutil.ignore_patterns("tmp"), symlinks=True)
     run_command(folder, "dvc", "config", "--local", "core.remote", "nowhere")
@@ -191,7 +191,7 @@ def test_a_remote_that_is_not_set_up_is_an_error(history: Path, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_revision_whose_params_describe_another_table_is_a_warning(history: Path, tmp_path: Path) -> None:
+def test_compare_warns_about_revisions_with_outdated_results(history: Path, tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(history, folder, ignore=shutil.ignore_patterns("tmp"), symlinks=True)
     original_params = (folder / "params.yaml").read_text()
@@ -222,7 +222,7 @@ def test_a_revision_whose_params_describe_another_table_is_a_warning(history: Pa
 
 
 @pytest.mark.slow
-def test_a_study_in_a_folder_of_a_repository_is_compared_as_any_other(history: Path, tmp_path: Path) -> None:
+def test_compare_works_in_subfolder_of_repository(history: Path, tmp_path: Path) -> None:
     folder = tmp_path / "thesis/experiments"
     shutil.copytree(history, folder, ignore=shutil.ignore_patterns(".git", "tmp"), symlinks=True)
     for command in (("init", "-q"), ("add", "-A"), ("commit", "-qm", "all of it")):
@@ -231,7 +231,7 @@ def test_a_study_in_a_folder_of_a_repository_is_compared_as_any_other(history: P
 
 
 @pytest.mark.slow
-def test_mistakes_are_one_message(history: Path, tmp_path: Path) -> None:
+def test_compare_rejects_invalid_revisions_and_folder_without_study(history: Path, tmp_path: Path) -> None:
     assert "'v9' is not a commit" in compare(history, "v9", fails=True)
     assert "'v1' is named twice" in compare(history, "v1", "v1", fails=True)
     run_command(tmp_path, "git", "init", "-q")
@@ -240,7 +240,7 @@ def test_mistakes_are_one_message(history: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
-def test_a_repository_of_another_user_is_an_error(history: Path, tmp_path: Path) -> None:
+def test_compare_rejects_repository_of_other_user(history: Path, tmp_path: Path) -> None:
     folder = tmp_path / "theirs"
     shutil.copytree(history, folder, ignore=shutil.ignore_patterns("tmp"), symlinks=True)
     for path in (folder, folder / ".git"):
@@ -249,7 +249,7 @@ def test_a_repository_of_another_user_is_an_error(history: Path, tmp_path: Path)
     assert re.fullmatch(r"fedpipe: 'v1' .* is not owned by current user.*\n", error)
 
 
-def test_a_run_with_more_rounds_is_another_run(study: Path) -> None:
+def test_compare_counts_run_with_more_rounds_as_changed(study: Path) -> None:
     """The number of rounds is not part of the key, but it changes the table."""
     first_revision = lineage._read_revision("before", None)
     params = studies.settings(("fedavg", "scaffold"), ROUNDS + 1, study={"seeds": [0, 1]})
@@ -271,8 +271,8 @@ def test_a_run_with_more_rounds_is_another_run(study: Path) -> None:
     assert lineage._render_table([first_revision, first_revision]).count("same runs") == 2 * 2
 
 
-def test_a_grid_that_differs_is_a_setting_that_differs(study: Path) -> None:
-    """No method has a run of the same grid point in both, so no setting of a run can be compared."""
+def test_compare_lists_different_grid_as_setting(study: Path) -> None:
+    """The revisions have no common grid point, so no setting of a run can be compared."""
     first_revision = lineage._read_revision("before", None)
     params = studies.settings(
         ("fedavg", "scaffold"), ROUNDS, study={"seeds": [0, 1], "grid": {"federation.learning_rate": [0.1, 0.2]}}
@@ -289,7 +289,7 @@ def test_a_grid_that_differs_is_a_setting_that_differs(study: Path) -> None:
     assert lineage._render_setting_differences([first_revision, others]) == "No method is in all revisions."
 
 
-def test_a_method_that_two_revisions_lack_has_no_same_runs_in_them(study: Path) -> None:
+def test_compare_shows_dashes_for_method_missing_from_revisions(study: Path) -> None:
     third = lineage._read_revision("third", None)
     without = {
         name: {key: value for key, value in part.items() if "scaffold" not in str(key)}
@@ -301,7 +301,7 @@ def test_a_method_that_two_revisions_lack_has_no_same_runs_in_them(study: Path) 
     assert row[3:] == [lineage.DASH] * 2
 
 
-def test_an_interval_is_students_and_needs_two_seeds() -> None:
+def test_paired_difference_has_student_t_interval_and_needs_two_seeds() -> None:
     baseline, changed = (pd.Series(values, index=[0, 1, 2]) for values in ([1.0, 2.0, 3.0], [2.0, 4.0, 3.5]))
     difference = compute_paired_difference(baseline, changed)
     low, high = stats.ttest_rel(changed, baseline).confidence_interval(0.95)
@@ -311,9 +311,11 @@ def test_an_interval_is_students_and_needs_two_seeds() -> None:
     assert not difference.is_significant
     assert compute_paired_difference(baseline, baseline + pd.Series([1.0, 1.1, 0.9])).is_significant
     assert not compute_paired_difference(baseline, baseline + 1).is_significant, (
-        "without variance over seeds, chance is unknown"
+        "without variance over seeds, significance is unknown"
     )
-    assert not compute_paired_difference(baseline / 3, baseline / 3 + 0.1).is_significant, "apart from rounding"
+    assert not compute_paired_difference(baseline / 3, baseline / 3 + 0.1).is_significant, (
+        "the differences of the seeds vary only by rounding"
+    )
     assert not compute_paired_difference(baseline, baseline).is_significant
     single = compute_paired_difference(baseline.loc[[0]], changed)
     assert math.isnan(single.half_width)

@@ -1,4 +1,4 @@
-"""Two runs side by side."""
+"""`fedpipe diff`: differences of two runs."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def read_keys(label: str) -> list[str]:
     return [run["key"] for run in plan_content["runs"] if run["algorithm"] == label]
 
 
-def test_settings_that_differ_and_the_first_round_that_differs(study: Path) -> None:
+def test_diff_runs_lists_different_settings_and_first_different_round(study: Path) -> None:
     one, other = (find_run(read_keys(label)[0]) for label in ("fedavg", "scaffold"))
     lines = diff_runs(one, other).splitlines()
     assert lines[0].split() == [one.path.name, other.path.name]
     settings = {line.split()[0]: line.split()[1:] for line in lines[1 : lines.index("")]}
     assert settings["algorithm.name"] == ["fedavg", "scaffold"]
-    assert all(name.startswith("algorithm.") for name in settings), "nothing else differs"
-    assert "server state: differs from round 0 on" in lines, "SCAFFOLD's server has a control variate too"
+    assert all(name.startswith("algorithm.") for name in settings), "no other setting differs"
+    assert "server state: differs from round 0 on" in lines, "SCAFFOLD's server state also contains a control variate"
     frames = [layout.read_merged_table(run.get_merged_files(ROUNDS).metrics).to_pandas() for run in (one, other)]
     accuracies = [
         frame[frame["protocol"] == "global-on-global"].set_index("round").eval("100 * correct / total")
@@ -38,7 +38,7 @@ def test_settings_that_differ_and_the_first_round_that_differs(study: Path) -> N
     assert f"{first:.2f} % and {second:.2f} % in round {first_difference}" in line
 
 
-def test_a_run_is_itself_and_seeds_differ_in_the_seed(study: Path) -> None:
+def test_diff_runs_lists_no_setting_for_same_run_and_seed_for_two_seeds(study: Path) -> None:
     first, second = read_keys("fedavg")
     same_lines = diff_runs(find_run(first), find_run(first)).splitlines()
     assert "The settings are the same." in same_lines
@@ -49,7 +49,7 @@ def test_a_run_is_itself_and_seeds_differ_in_the_seed(study: Path) -> None:
     assert lines[2] == ""
 
 
-def test_a_key_may_be_shortened_but_must_be_of_one_run(study: Path) -> None:
+def test_find_run_accepts_unique_key_prefix(study: Path) -> None:
     first = read_keys("fedavg")[0]
     assert find_run(first[:8]) == find_run(first) == find_run(f"fedavg/{first}")
     with pytest.raises(SettingsError, match=r"'' .* several keys: results/runs/fedavg/"):
@@ -63,7 +63,7 @@ def test_a_key_may_be_shortened_but_must_be_of_one_run(study: Path) -> None:
     assert len(lines) == len(read_keys("fedavg") + read_keys("scaffold"))
 
 
-def test_a_long_list_of_runs_is_shortened(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_run_error_shortens_long_list_of_runs(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_LISTED_RUNS", 1)
     with pytest.raises(SettingsError) as unknown:
         find_run("none")

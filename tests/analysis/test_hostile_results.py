@@ -1,4 +1,4 @@
-"""Results from other people: a damaged or hostile pack or plan ends every command with one error."""
+"""Results from other people. Every command prints one error if a pack or plan is damaged or hostile."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def add_parent_path(archive_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [truncate, add_parent_path])
-def test_every_command_names_a_hostile_pack_and_writes_nothing(study: Path, damage, run_fedpipe: RunFedpipe) -> None:
+def test_every_command_rejects_hostile_pack_and_writes_nothing(study: Path, damage, run_fedpipe: RunFedpipe) -> None:
     plan = json.loads(Path("results/plan.json").read_text())
     runs = [run["path"] for run in plan["runs"]]
     archive_path = archive.get_pack_path(RunFiles(Path(runs[0])).rounds_folder)
@@ -36,10 +36,10 @@ def test_every_command_names_a_hostile_pack_and_writes_nothing(study: Path, dama
     Path("studies").mkdir()
     Path("studies/blocks.yaml").write_text(yaml.safe_dump(settings))
 
-    def files() -> dict[Path, bytes]:
+    def read_study_files() -> dict[Path, bytes]:
         return {path: path.read_bytes() for path in study.parent.rglob("*") if path.is_file()}
 
-    before, keys = files(), [Path(run).name for run in runs]
+    before, keys = read_study_files(), [Path(run).name for run in runs]
     for arguments in (
         ["segment", runs[0], "--stop", "3"],
         ["segment", runs[0], "--stop", "4"],
@@ -59,9 +59,9 @@ def test_every_command_names_a_hostile_pack_and_writes_nothing(study: Path, dama
         assert f"{archive_path.parent}/segments" in line
         assert "`dvc checkout`" in line
         assert "Traceback" not in output
-        assert files() == before, arguments
+        assert read_study_files() == before, arguments
     archive_path.unlink()
-    assert run_fedpipe("segment", runs[0], "--stop", "3")[0] == 0, "as the error describes"
+    assert run_fedpipe("segment", runs[0], "--stop", "3")[0] == 0, "deleting the pack works, as the error describes"
     assert run_fedpipe("collect", runs[0], "--rounds", "3")[0] == 0
     assert run_fedpipe("verify", runs[0])[0] == 0
 
@@ -95,7 +95,7 @@ def test_every_command_names_a_hostile_pack_and_writes_nothing(study: Path, dama
         lambda plan: plan.update(params="studies/other.yaml"),
     ],
 )
-def test_a_plan_with_paths_outside_the_folder_is_an_error(study: Path, change, run_fedpipe: RunFedpipe) -> None:
+def test_every_command_rejects_hostile_plan(study: Path, change, run_fedpipe: RunFedpipe) -> None:
     plan_path = Path("results/plan.json")
     plan = json.loads(plan_path.read_text())
     change(plan)
@@ -145,7 +145,7 @@ def read_files(folder: Path) -> dict[Path, bytes]:
         ("figures", "figure curves"),
     ],
 )
-def test_no_command_writes_or_deletes_through_a_link_to_another_folder(
+def test_no_command_writes_or_deletes_through_link_to_other_folder(
     study: Path, link: str, arguments: str, run_fedpipe: RunFedpipe
 ) -> None:
     run = RunFiles(sorted(Path("results/runs/fedavg").iterdir())[0])
@@ -167,7 +167,7 @@ def test_no_command_writes_or_deletes_through_a_link_to_another_folder(
 @pytest.mark.parametrize(
     "link", ["plan.json", "runs/fedavg/{key}/rounds.zip", "runs/fedavg/{key}/joined/0003/metrics.parquet"]
 )
-def test_a_link_instead_of_a_file_is_replaced(study: Path, link: str, run_fedpipe: RunFedpipe) -> None:
+def test_commands_replace_linked_file_and_keep_its_target(study: Path, link: str, run_fedpipe: RunFedpipe) -> None:
     run = RunFiles(sorted(Path("results/runs/fedavg").iterdir())[0])
     path = Path("results", link.format(key=run.path.name))
     outside, before = replace_by_link(path)

@@ -1,4 +1,4 @@
-"""`fedpipe.load`: a study's results in Python, compared with its files and with the engine's numbers."""
+"""`fedpipe.load`: results of a study in Python, compared with its files and with the numbers of the engine."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def results(study: Path) -> Any:
     return fedpipe.load(study / "params.yaml")
 
 
-def test_the_import_loads_no_heavy_module() -> None:
+def test_fedpipe_import_loads_no_slow_packages() -> None:
     heavy = {"torch", "pandas", "numpy", "pydantic", "yaml", "pyarrow", "matplotlib"}
     modules = subprocess.run(
         [sys.executable, "-c", "import fedpipe, sys; fedpipe.load; print(*sys.modules)"],
@@ -64,7 +64,9 @@ def test_the_import_loads_no_heavy_module() -> None:
     assert not heavy & {name.partition(".")[0] for name in modules}
 
 
-def test_every_way_to_name_the_study_is_the_same(study: Path, results: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_accepts_params_yaml_study_folder_and_results_folder(
+    study: Path, results: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(study)
     for way in ("params.yaml", ".", "results", study, study / "results"):
         pd.testing.assert_frame_equal(fedpipe.load(way).accuracies, results.accuracies)
@@ -72,7 +74,7 @@ def test_every_way_to_name_the_study_is_the_same(study: Path, results: Any, monk
     assert repr(results) == f"<results of {study}/params.yaml: {', '.join(LABELS)}; seeds 0, 1>"
 
 
-def test_frames_contain_the_numbers_of_the_tables(study: Path, results: Any) -> None:
+def test_result_frames_contain_numbers_of_tables(study: Path, results: Any) -> None:
     table = pd.read_csv(study / "results/tables/results.csv", dtype={"partition.alpha": str}, keep_default_na=False)
     assert tables.encode_table_csv(results.table) == (study / "results/tables/results.csv").read_bytes()
     last = results.accuracies.query(f"round == {ROUNDS} and average == 'sample'")
@@ -89,7 +91,7 @@ def test_frames_contain_the_numbers_of_the_tables(study: Path, results: Any) -> 
     pd.testing.assert_series_equal(sums["correct"] / sums["total"], frame.sort_index(), check_names=False)
 
 
-def test_traffic_times_and_matrices_have_a_row_for_each_thing(study: Path, results: Any) -> None:
+def test_traffic_times_and_matrices_frames_cover_runs_and_rounds(study: Path, results: Any) -> None:
     runs = len(LABELS) * 2 * 2
     assert len(results.traffic) == len(results.times) == runs * ROUNDS
     files = json.loads((study / "results/plan.json").read_text())["runs"]
@@ -105,7 +107,7 @@ def test_traffic_times_and_matrices_have_a_row_for_each_thing(study: Path, resul
     np.testing.assert_allclose(sums, 1, rtol=1e-6)
 
 
-def test_of_methods_without_a_global_model_there_are_no_matrices(
+def test_matrices_frame_is_empty_for_method_without_global_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, results: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -116,7 +118,7 @@ def test_of_methods_without_a_global_model_there_are_no_matrices(
     assert list(frame.columns) == list(results.matrices.columns)
 
 
-def test_fairness_is_of_the_clients_of_the_last_round(results: Any) -> None:
+def test_fairness_frame_describes_clients_of_last_round(results: Any) -> None:
     frame = results.fairness.query("algorithm == 'fedavg' and protocol == 'personal-on-local'")
     assert len(frame) == 2 * 2
     for row in frame.to_dict("records"):
@@ -130,7 +132,7 @@ def test_fairness_is_of_the_clients_of_the_last_round(results: Any) -> None:
     assert set(results.fairness["protocol"]) == {"personal-on-local"}
 
 
-def test_rounds_and_bytes_to_a_target_are_those_of_the_first_round_that_has_it(results: Any) -> None:
+def test_to_target_returns_first_round_and_bytes_that_reach_target(results: Any) -> None:
     curves = results.accuracies.query(
         "algorithm == 'fedavg' and protocol == 'global-on-global' and average == 'sample'"
     )
@@ -158,7 +160,7 @@ def test_rounds_and_bytes_to_a_target_are_those_of_the_first_round_that_has_it(r
         results.to_target(0.5, "kept-on-local")
 
 
-def test_partitions_and_provenance_connect_a_row_with_its_samples(study: Path, results: Any) -> None:
+def test_partitions_and_provenance_frames_connect_run_with_its_samples(study: Path, results: Any) -> None:
     assert not results.provenance.duplicated(["algorithm", "key"]).any()
     merged = results.accuracies.merge(results.provenance, on=["algorithm", "key", "seed"], how="left")
     assert merged["partition"].notna().all()
@@ -177,7 +179,7 @@ def test_partitions_and_provenance_connect_a_row_with_its_samples(study: Path, r
     assert set(owned["client"]) - {-1} == set(range(10))
 
 
-def test_a_client_has_a_number_and_a_name(results: Any) -> None:
+def test_results_accept_client_number_and_client_name(results: Any) -> None:
     names = results.clients.query("client == 3")["client_name"].unique()
     (x, y), (named_x, named_y) = (
         results.test("fedavg", 1, client=client, alpha=1.0) for client in (np.int64(3), names[0])
@@ -187,8 +189,8 @@ def test_a_client_has_a_number_and_a_name(results: Any) -> None:
 
 
 @pytest.mark.parametrize(("algorithm", "client"), [("fedavg", None), ("fedavg", 3), ("pfedme", 3), ("fedproto", 0)])
-def test_a_models_correct_predictions_are_those_of_the_run(results: Any, algorithm: str, client: int | None) -> None:
-    """In every round, compare the module on the run's test samples with the counts in the run's table."""
+def test_loaded_model_has_as_many_correct_predictions_as_run(results: Any, algorithm: str, client: int | None) -> None:
+    """In every round, compare the model's predictions on test samples with the counts in the run's table."""
     protocol = "global-on-global" if client is None else "personal-on-local"
     for number in range(1, ROUNDS + 1):
         model = results.model(algorithm, 1, client=client, round=number, alpha=1.0)
@@ -214,7 +216,7 @@ def test_a_models_correct_predictions_are_those_of_the_run(results: Any, algorit
     assert (results.folder / provenance["state"]).is_file()
 
 
-def test_a_state_is_what_the_run_has_stored(results: Any) -> None:
+def test_loaded_state_equals_stored_state_of_run(results: Any) -> None:
     (run_row,) = results.provenance.query("algorithm == 'pfedme' and seed == 1 and `partition.alpha` == '1.0'").to_dict(
         "records"
     )
@@ -235,13 +237,13 @@ def test_a_state_is_what_the_run_has_stored(results: Any) -> None:
                 assert torch.equal(client_state[part][name], expected)
             before[client] = client_state
     torch.testing.assert_close(results.state("pfedme", 1, alpha=1.0), server_state, rtol=0, atol=0)
-    assert results.state("fedavg", client=0, alpha=0.3) == {}, "FedAvg's clients keep nothing"
+    assert results.state("fedavg", client=0, alpha=0.3) == {}, "FedAvg's clients have no state"
     model = results.model("fedavg", alpha=0.3).state_dict()
     assert all(torch.equal(model[name], value) for name, value in results.state("fedavg", alpha=0.3)["model"].items())
 
 
-def test_a_plain_loop_over_the_batches_computes_the_runs_models(results: Any) -> None:
-    """FedAvg written again, from a stored state, the samples and the batches of each participant."""
+def test_plain_fedavg_loop_over_loaded_batches_computes_models_of_run(results: Any) -> None:
+    """Reimplement FedAvg with a stored state, the samples, and the batches of each participant."""
     run, settings = {"algorithm": "fedavg", "seed": 1, "alpha": 1.0}, results.settings("fedavg", 1, alpha=1.0)
     x, y = results.samples(**run)
     rate, momentum = settings["federation"]["learning_rate"], settings["federation"]["momentum"]
@@ -263,7 +265,7 @@ def test_a_plain_loop_over_the_batches_computes_the_runs_models(results: Any) ->
             torch.testing.assert_close(value, mean, rtol=1e-5, atol=1e-6)
 
 
-def test_participants_and_batches_are_those_of_the_files(results: Any) -> None:
+def test_loaded_participants_and_batches_match_files_of_run(results: Any) -> None:
     run = {"algorithm": "pfedme", "seed": 1, "alpha": 1.0}
     (row,) = results.provenance.query("algorithm == 'pfedme' and seed == 1 and `partition.alpha` == '1.0'").to_dict(
         "records"
@@ -291,15 +293,13 @@ def test_participants_and_batches_are_those_of_the_files(results: Any) -> None:
         (lambda results, run: results.batches(**run, client=0, round=1, stream="head"), "^stream: .*'head'.* batches"),
     ],
 )
-def test_wrong_rounds_clients_and_streams_of_batches_are_errors(results: Any, call: Any, message: str) -> None:
+def test_participants_and_batches_reject_invalid_arguments(results: Any, call: Any, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         call(results, {"algorithm": "fedavg", "seed": 1, "alpha": 1.0})
 
 
-def test_states_that_are_not_pruned_are_right_and_listed_in_the_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Half of the clients train in a round. States of the others are in earlier rounds, and some are pruned."""
+def test_pruned_state_error_lists_stored_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the clients train in a round. States of other clients are in earlier rounds, and some are pruned."""
     loaded = []
     for keep in ("all", 3):
         (tmp_path / str(keep)).mkdir()
@@ -333,7 +333,7 @@ def test_states_that_are_not_pruned_are_right_and_listed_in_the_error(
     assert 0 < lost_count < 10
 
 
-def test_the_pages_python_runs_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_page_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     finish(studies.settings(("scaffold",), 20))
     code_blocks = [block.text for block in blocks("docs/python.md") if block.language == "python"]
@@ -348,8 +348,8 @@ def test_the_pages_python_runs_as_written(tmp_path: Path, monkeypatch: pytest.Mo
     assert 0 < norms[0] < norms[-1]
 
 
-def test_statistics_of_classes_are_those_of_scikit_learn(results: Any) -> None:
-    """In the last round, for the global model on all test samples and for personal models on each client's."""
+def test_class_statistics_equal_scikit_learn(results: Any) -> None:
+    """Compare the global model on all test samples, and personal models on each client's samples."""
     run = results.accuracies.query("algorithm == 'fedavg' and seed == 1 and `partition.alpha` == '1.0'")["key"].iloc[0]
     frame = statistics.compute_class_statistics(results.clients, ["key"]).set_index(["key", "protocol"]).loc[run]
     for protocol, clients in (("global-on-global", [None]), ("personal-on-local", range(10))):
@@ -372,16 +372,16 @@ def test_statistics_of_classes_are_those_of_scikit_learn(results: Any) -> None:
     )
 
 
-def test_torchs_own_settings_stay_as_they_were(results: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def settings() -> tuple[Any, ...]:
+def test_loading_model_keeps_torch_settings_and_rng_state(results: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_torch_settings() -> tuple[Any, ...]:
         filling = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
         lowered = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
         return torch.get_deterministic_debug_mode(), torch.get_num_threads(), filling, *lowered
 
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    before, drawn = settings(), torch.random.get_rng_state()
+    before, drawn = read_torch_settings(), torch.random.get_rng_state()
     results.model("pfedme", client=1, alpha=0.3)
-    assert settings() == before
+    assert read_torch_settings() == before
     assert torch.equal(torch.random.get_rng_state(), drawn)
 
 
@@ -405,12 +405,12 @@ def test_torchs_own_settings_stay_as_they_were(results: Any, monkeypatch: pytest
         (lambda results: results.model("fedproto", alpha=0.3), "^fedproto has no global model.* client=0"),
     ],
 )
-def test_what_does_not_exist_is_an_error(results: Any, call: Any, message: str) -> None:
+def test_results_reject_unknown_method_seed_grid_point_round_or_client(results: Any, call: Any, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         call(results)
 
 
-def test_an_edited_study_is_an_error_but_its_folder_can_be_loaded(study: Path, tmp_path: Path) -> None:
+def test_load_rejects_edited_study_but_accepts_its_results_folder(study: Path, tmp_path: Path) -> None:
     shutil.copytree(study, tmp_path / "copy")
     params = yaml.safe_load((study / "params.yaml").read_text())
     params["algorithms"]["pfedme"]["attraction"] = 2.0
@@ -429,8 +429,8 @@ def test_an_edited_study_is_an_error_but_its_folder_can_be_loaded(study: Path, t
         earlier.model("fedavg", alpha=0.3, round=2)
 
 
-def test_the_notebook_runs_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run its cells in order, in its folder of a clone with a small study, as a kernel does."""
+def test_results_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the cells in order in the folder `examples` of a small study, as a kernel does."""
     book = nbformat.read(ROOT / "examples/results.ipynb", as_version=4)
     nbformat.validate(book)
     params = studies.settings(("fedavg", "feddw"), 2, study={"seeds": [0, 1]})
@@ -456,7 +456,7 @@ def test_the_notebook_runs_as_written(tmp_path: Path, monkeypatch: pytest.Monkey
     assert values[-1]["mu"] == 1.0
 
 
-def test_a_folder_without_a_study_is_an_error(tmp_path: Path) -> None:
+def test_load_rejects_folder_without_study_or_results(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"^.*/params.yaml: params.yaml is not in this folder"):
         fedpipe.load(tmp_path / "params.yaml")
     studies.write(studies.settings(), tmp_path)
@@ -464,11 +464,13 @@ def test_a_folder_without_a_study_is_an_error(tmp_path: Path) -> None:
         fedpipe.load(tmp_path)
 
 
-def test_classes_have_the_names_that_the_data_set_gives_them() -> None:
+def test_class_names_match_dataset() -> None:
     assert class_names.select_class_names("fashion_mnist", 10)[9] == "Ankle boot"
     hundred = class_names.select_class_names("cifar100", 100)
     assert list(hundred) == sorted(hundred)
     assert len(set(hundred)) == 100
     assert class_names.select_class_names("npz", 3) == ("0", "1", "2")
-    assert class_names.select_class_names("npz", 2, ["ant", "cat", "dog"]) == ("ant", "cat"), "dogs are not in a subset"
+    assert class_names.select_class_names("npz", 2, ["ant", "cat", "dog"]) == ("ant", "cat"), (
+        "the subset contains no dogs"
+    )
     assert class_names.get_class_names(f"npz-{0:012x}", 2) == ("0", "1"), "not stored"

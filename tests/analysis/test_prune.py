@@ -1,4 +1,4 @@
-"""Files that no study or commit needs, with real git and dvc."""
+"""`fedpipe prune`: files that no study or commit needs, with real git and dvc."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def recorded_study(finished_study: Path, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def run(recorded_study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs commands in a copy of the recorded study."""
+    """Return a function that runs a command in a copy of the recorded study."""
     folder = tmp_path / "study"
     shutil.copytree(recorded_study, folder)
     monkeypatch.chdir(folder)
@@ -71,7 +71,7 @@ def rerun_study(alpha: float) -> set[Path]:
     return {run.path for run in finish(params).runs}
 
 
-def test_what_a_study_or_a_commit_needs_stays(run: Run) -> None:
+def test_prune_keeps_files_that_study_or_commit_needs(run: Run) -> None:
     assert prune.find_unneeded_files() == []
     rerun_study(9.0)
     record("another alpha")
@@ -81,7 +81,7 @@ def test_what_a_study_or_a_commit_needs_stays(run: Run) -> None:
     assert prune.find_unneeded_files() == []
 
 
-def test_files_of_an_abandoned_study_are_listed_and_removed(run: Run) -> None:
+def test_prune_lists_and_removes_files_of_abandoned_study(run: Run) -> None:
     before = {path for path in Path("results").rglob("*") if path.is_file()}
     params = Path("params.yaml").read_text()
     removable_runs = rerun_study(9.0)
@@ -99,14 +99,14 @@ def test_files_of_an_abandoned_study_are_listed_and_removed(run: Run) -> None:
     runner = CliRunner()
     dry_result = runner.invoke(app, ["prune"], input="n\n")
     assert all(f"  {path}\n" in dry_result.stdout for path in removable_runs)
-    assert all(path.is_dir() for path in removable_runs), "listed, not removed"
+    assert all(path.is_dir() for path in removable_runs), "the files are listed but not removed"
     result = runner.invoke(app, ["prune", "--yes"])
     assert result.exit_code == 0
     assert {path for path in Path("results").rglob("*") if path.is_file()} == before
     assert runner.invoke(app, ["prune", "--yes"]).stdout == "Nothing to remove.\n"
 
 
-def test_diagnostics_of_removed_runs_and_features_without_runs_are_removed(run: Run) -> None:
+def test_prune_removes_diagnostics_of_removed_runs_and_unused_features(run: Run) -> None:
     needed = {Path("results/diagnostics", *path.parts[2:]) for path in Path("results/runs").glob("*/*")}
     params = Path("params.yaml").read_text()
     removable_runs = {Path("results/diagnostics", *path.parts[2:]) for path in rerun_study(9.0)}
@@ -126,7 +126,7 @@ def test_diagnostics_of_removed_runs_and_features_without_runs_are_removed(run: 
     assert not any(path.exists() for path in {*removable_runs, features})
 
 
-def test_what_is_not_in_the_cache_is_never_removed(run: Run) -> None:
+def test_prune_never_removes_files_missing_from_dvc_cache(run: Run) -> None:
     params = Path("params.yaml").read_text()
     removable_runs = rerun_study(9.0)
     Path("params.yaml").write_text(params)
@@ -140,13 +140,13 @@ def test_what_is_not_in_the_cache_is_never_removed(run: Run) -> None:
     assert all(path.is_dir() for path in removable_runs)
 
 
-def test_the_error_contains_the_reason_of_git(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prune_error_contains_message_of_git(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "true")
     with pytest.raises(ArtifactError, match=r"^`.*` failed .fatal: detected dubious ownership"):
         prune.find_unneeded_files()
 
 
-def test_another_study_keeps_its_runs(run: Run) -> None:
+def test_prune_keeps_runs_of_other_study(run: Run) -> None:
     params = Path("params.yaml").read_text()
     rerun_study(9.0)
     Path("studies/deep").mkdir(parents=True)
@@ -158,7 +158,7 @@ def test_another_study_keeps_its_runs(run: Run) -> None:
         prune.find_unneeded_files()
 
 
-def test_a_study_whose_data_were_never_downloaded_has_no_runs(run: Run) -> None:
+def test_prune_accepts_study_with_dataset_that_is_not_downloaded(run: Run) -> None:
     Path("studies").mkdir(exist_ok=True)
     study = "dataset: {name: huggingface, path: flwrlabs/femnist, label: character}\n"
     Path("studies/femnist.yaml").write_text(study)
@@ -170,7 +170,7 @@ def test_a_study_whose_data_were_never_downloaded_has_no_runs(run: Run) -> None:
         prune.find_unneeded_files()
 
 
-def test_a_merge_with_committed_conflicts_keeps_the_runs_of_both_sides(run: Run) -> None:
+def test_prune_keeps_runs_of_both_sides_of_committed_merge_conflict(run: Run) -> None:
     keys, params = Path("results/keys/fedavg.json"), Path("params.yaml").read_text()
     ours = keys.read_text()
     rerun_study(9.0)
@@ -182,8 +182,8 @@ def test_a_merge_with_committed_conflicts_keeps_the_runs_of_both_sides(run: Run)
     assert prune.find_unneeded_files() == []
 
 
-def test_an_experiment_keeps_its_runs(run: Run) -> None:
-    """A commit that only a ref of DVC's experiments contains."""
+def test_prune_keeps_runs_of_dvc_experiment(run: Run) -> None:
+    """Only a ref of DVC's experiments contains the commit."""
     head = run("git", "rev-parse", "HEAD").strip()
     rerun_study(9.0)
     record("an experiment")
@@ -197,7 +197,7 @@ def test_an_experiment_keeps_its_runs(run: Run) -> None:
     assert len(prune.find_unneeded_files()) == 3
 
 
-def test_a_committed_run_of_another_version_keeps_what_it_may_need(run: Run) -> None:
+def test_prune_keeps_files_of_committed_runs_of_other_version(run: Run) -> None:
     params = Path("params.yaml").read_text()
     removable_runs = rerun_study(9.0)
     record("another alpha")
@@ -208,7 +208,7 @@ def test_a_committed_run_of_another_version_keeps_what_it_may_need(run: Run) -> 
     assert prune.find_unneeded_files() == []
 
 
-def test_records_of_what_is_removed_go_too(run: Run) -> None:
+def test_prune_removes_provenance_records_of_removed_files(run: Run) -> None:
     params = Path("params.yaml").read_text()
     removable_runs = sorted(rerun_study(9.0))[0]
     Path("params.yaml").write_text(params)

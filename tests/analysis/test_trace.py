@@ -1,4 +1,4 @@
-"""From a cell back to the data file."""
+"""`fedpipe trace`: provenance of a table cell, back to the data file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.pipeline.conftest import ENVIRONMENT
 TABLE = Path("results/tables/results.md")
 
 
-def test_every_artifact_has_its_hash(study: Path) -> None:
+def test_trace_lists_every_artifact_with_sha256(study: Path) -> None:
     result = collect_cell_provenance(TABLE, "scaffold.global-on-global")
     metrics = files.read_json(Path("results/metrics.json"))
     assert result["accuracy (%)"] == pytest.approx(metrics["scaffold"], abs=0.005)
@@ -54,41 +54,41 @@ def test_every_artifact_has_its_hash(study: Path) -> None:
     assert yaml.safe_load(yaml.safe_dump(result)) == result
 
 
-def test_settings_that_differ_are_in_each_run() -> None:
+def test_trace_keeps_different_settings_in_each_run() -> None:
     runs = [{"settings": {"seed": seed, "model": {"name": "mlp"}, "federation": {"clients": seed}}} for seed in (4, 5)]
     assert trace._extract_common_settings(runs) == {"model": {"name": "mlp"}}
     assert runs == [{"settings": {"federation": {"clients": seed}}} for seed in (4, 5)]
 
 
-def test_the_first_commit_is_that_of_git(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def git(*words: str) -> str:
+def test_trace_shows_first_git_commit_of_run(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_git(*words: str) -> str:
         return subprocess.run(("git", *words), check=True, capture_output=True, text=True, env=ENVIRONMENT).stdout
 
-    def first() -> str:
+    def read_first_commit() -> str:
         return str(collect_cell_provenance(TABLE, "scaffold.global-on-global")["runs"][0]["first recorded in"])
 
-    git("init", "-q")
-    assert first() == "no commit's results/keys"
-    git("add", "results/keys")
-    git("commit", "-qm", "a study")
-    git("commit", "-qm", "more", "--allow-empty")
-    day = git("show", "-s", "--format=%as").strip()
-    assert first() == f"{git('rev-parse', '--short', 'HEAD~1').strip()} {day} a study"
-    git("clone", "-q", "--depth", "1", f"file://{study}", str(tmp_path / "clone"))
+    run_git("init", "-q")
+    assert read_first_commit() == "no commit's results/keys"
+    run_git("add", "results/keys")
+    run_git("commit", "-qm", "a study")
+    run_git("commit", "-qm", "more", "--allow-empty")
+    day = run_git("show", "-s", "--format=%as").strip()
+    assert read_first_commit() == f"{run_git('rev-parse', '--short', 'HEAD~1').strip()} {day} a study"
+    run_git("clone", "-q", "--depth", "1", f"file://{study}", str(tmp_path / "clone"))
     shutil.rmtree(".git")
     (tmp_path / "clone/.git").rename(".git")
     assert (
-        first()
-        == f"{git('rev-parse', '--short', 'HEAD').strip()} {day} more, or earlier, because this clone is shallow"
+        read_first_commit()
+        == f"{run_git('rev-parse', '--short', 'HEAD').strip()} {day} more, or earlier, because this clone is shallow"
     )
     with monkeypatch.context() as patch:
         patch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "true")
-        assert first().startswith("unknown: fatal: detected dubious ownership")
+        assert read_first_commit().startswith("unknown: fatal: detected dubious ownership")
         patch.setenv("PATH", str(tmp_path / "clone"))
-        assert first() == "unknown: git can't be run (No such file or directory)"
+        assert read_first_commit() == "unknown: git can't be run (No such file or directory)"
 
 
-def test_the_best_round_is_the_one_traced(study: Path) -> None:
+def test_trace_uses_best_round_of_each_run(study: Path) -> None:
     study_plan = Plan.read(Path("results/plan.json"))
     study_plan = dataclasses.replace(study_plan, report=study_plan.report.model_copy(update={"round": "best"}))
     study_plan.write()
@@ -102,7 +102,7 @@ def test_the_best_round_is_the_one_traced(study: Path) -> None:
         assert rounds == {f"{table.idxmax():04d}"}
 
 
-def test_a_grid_names_its_points_and_a_dash_has_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trace_accepts_grid_points_and_rejects_empty_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     grid = {"seeds": [0], "grid": {"partition.alpha": [0.1, 1.0]}}
     finish(studies.settings(("fedavg", "local"), 1, study=grid))
@@ -115,7 +115,7 @@ def test_a_grid_names_its_points_and_a_dash_has_no_number(tmp_path: Path, monkey
         collect_cell_provenance(TABLE, "local.alpha=0.1.global-on-global")
 
 
-def test_mistakes_are_one_message(study: Path) -> None:
+def test_trace_rejects_unknown_table_unknown_cell_and_edited_table(study: Path) -> None:
     with pytest.raises(SettingsError, match=r"^'results/metrics.json' .* results/tables/results.md"):
         collect_cell_provenance(Path("results/metrics.json"), "fedavg.global-on-global")
     with pytest.raises(SettingsError, match=r"^'fedavg\.global' .*'fedavg\.global-on-global'"):
@@ -129,7 +129,7 @@ def test_mistakes_are_one_message(study: Path) -> None:
         collect_cell_provenance(TABLE, "fedavg.global-on-global")
 
 
-def test_a_damaged_file_is_an_error(study: Path) -> None:
+def test_trace_rejects_damaged_state_file(study: Path) -> None:
     (run,) = {path.parent for path in Path("results/runs/fedavg").glob("*/run.yaml")} - {
         Path(run["run"]) for run in collect_cell_provenance(TABLE, "fedavg.global-on-global")["runs"][1:]
     }

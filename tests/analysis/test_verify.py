@@ -1,4 +1,4 @@
-"""Hashes of all files, and repeated rounds."""
+"""`fedpipe verify` of runs: hashes of all files, and recomputed rounds."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def list_runs(label: str) -> list[Path]:
     return sorted(Path(f"results/runs/{label}").iterdir())
 
 
-def test_an_intact_study_is_verified(study: Path) -> None:
+def test_verify_runs_accepts_intact_study(study: Path) -> None:
     verdicts = list(verify.verify_runs([*list_runs("fedavg"), *list_runs("scaffold")], 2, random.Random(0)))
     assert len(verdicts) == 4 + 2 + 2
     assert all(verdict.is_ok for verdict in verdicts)
@@ -48,8 +48,8 @@ def test_an_intact_study_is_verified(study: Path) -> None:
     assert all("all bits agree" in verdict.message for verdict in verdicts[6:])
 
 
-def test_a_finished_run_is_a_dozen_files_and_its_tensors(study: Path) -> None:
-    """For any number of rounds, because file systems of clusters limit the number of files."""
+def test_finished_run_has_at_most_12_files_besides_tensors(study: Path) -> None:
+    """The limit applies to any number of rounds, because file systems of clusters limit the number of files."""
     for run in (*list_runs("fedavg"), *list_runs("scaffold")):
         files = [path for path in run.rglob("*") if path.is_file()]
         assert len([path for path in files if path.suffix != ".pt"]) <= 12
@@ -59,7 +59,7 @@ def test_a_finished_run_is_a_dozen_files_and_its_tensors(study: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["rounds/0002/server.pt", "rounds/0001/metrics.parquet", "joined/0003/metrics.parquet"]
 )
-def test_a_damaged_file_is_named(study: Path, name: str) -> None:
+def test_verify_hashes_reports_path_of_damaged_file(study: Path, name: str) -> None:
     path = list_runs("fedavg")[0] / name
     packing.unpack_folder(list_runs("fedavg")[0] / "rounds")
     path.write_bytes(path.read_bytes() + b"\0")
@@ -68,7 +68,7 @@ def test_a_damaged_file_is_named(study: Path, name: str) -> None:
     assert str(path) in verdict.message
 
 
-def test_the_partitions_heterogeneity_is_hashed_too(study: Path) -> None:
+def test_verify_hashes_covers_heterogeneity_of_partition(study: Path) -> None:
     files = RunFiles(list_runs("fedavg")[0])
     key = compute_json_digest(RunSettings.read(files.settings).partition_settings)
     assignment_path, path = layout.get_assignment_path(key), layout.get_heterogeneity_path(key)
@@ -77,7 +77,7 @@ def test_the_partitions_heterogeneity_is_hashed_too(study: Path) -> None:
     assert re.search(rf": {path}\. Delete {assignment_path}\..*`dvc checkout`", verdict.message)
 
 
-def test_pruned_states_are_counted(study: Path) -> None:
+def test_verify_hashes_counts_pruned_states(study: Path) -> None:
     files = RunFiles(list_runs("fedavg")[0])
     files.get_round_files(1).server_state.unlink()
     verdict = verify.verify_hashes(files)
@@ -85,7 +85,7 @@ def test_pruned_states_are_counted(study: Path) -> None:
     assert re.search(r"\b1 \(artifacts.keep_models\)", verdict.message)
 
 
-def test_joined_tables_are_those_of_the_rounds(study: Path) -> None:
+def test_verify_hashes_compares_merged_tables_with_rounds(study: Path) -> None:
     files = RunFiles(list_runs("fedavg")[0])
     joined = files.get_merged_files(3)
     table, times = read_parquet(joined.metrics), read_json(joined.times)
@@ -100,11 +100,11 @@ def test_joined_tables_are_those_of_the_rounds(study: Path) -> None:
     write_json(joined.marker, read_json(joined.marker) | hashes)
     verdict = verify.verify_hashes(files)
     assert not verdict.is_ok
-    assert problem in verdict.message, "the record agrees, but the rounds differ"
+    assert problem in verdict.message, "the record matches, but the rounds differ"
 
 
-def test_tables_of_thousands_of_clients_are_equal_if_their_values_are() -> None:
-    """A merged table in memory has a chunk per round. Its file has one, and other pages if its lists are long."""
+def test_is_same_table_compares_values_of_large_tables() -> None:
+    """A merged table in memory has one chunk per round. Its file has one chunk, and other pages for long lists."""
     counts = np.random.default_rng(0).integers(0, 300, (3000, 500), dtype=np.int32)
     table = pa.table({"support": pa.array(list(counts), pa.list_(pa.int32())), "loss": [float("nan")] * 3000})
     chunks = pa.concat_tables([table.slice(start, 1000) for start in (0, 1000, 2000)])
@@ -115,7 +115,7 @@ def test_tables_of_thousands_of_clients_are_equal_if_their_values_are() -> None:
     assert not verify.is_same_table(changed, chunks)
 
 
-def test_a_segment_manifest_lists_the_complete_rounds(study: Path) -> None:
+def test_verify_hashes_rejects_wrong_or_incomplete_segment_manifest(study: Path) -> None:
     files = RunFiles(list_runs("fedavg")[0])
     recorded = read_json(files.get_segment_manifest_path(3))
     write_json(files.get_segment_manifest_path(3), {"rounds": recorded["rounds"] | {"2": "0" * 64}})
@@ -126,7 +126,7 @@ def test_a_segment_manifest_lists_the_complete_rounds(study: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:200], lambda data: data[:60] + b"\1" + data[61:]])
-def test_a_damaged_pack_is_named_by_its_path(study: Path, damage: Callable[[bytes], bytes]) -> None:
+def test_verify_runs_reports_path_of_damaged_pack(study: Path, damage: Callable[[bytes], bytes]) -> None:
     path = list_runs("fedavg")[0]
     archive = path / "rounds.zip"
     archive.write_bytes(damage(archive.read_bytes()))
@@ -135,8 +135,8 @@ def test_a_damaged_pack_is_named_by_its_path(study: Path, damage: Callable[[byte
     assert re.match(rf"{path}: (differs from the record: )?{archive}\b.*[Dd]elete ", verdict.message)
 
 
-def test_a_round_with_other_bits_is_an_error(study: Path) -> None:
-    """Rounds of other code, with manifests that agree with them."""
+def test_recompute_random_round_reports_different_bits(study: Path) -> None:
+    """The rounds come from other code, but their manifests match."""
     files = RunFiles(list_runs("scaffold")[0])
     for number in range(1, 4):
         folder = files.get_round_files(number)
@@ -162,26 +162,26 @@ def test_a_round_with_other_bits_is_an_error(study: Path) -> None:
     assert "torch 1.0 " in verdict.message
 
 
-def test_states_that_were_pruned_may_be_absent(study: Path) -> None:
+def test_verify_accepts_pruned_states(study: Path) -> None:
     files = RunFiles(list_runs("scaffold")[0])
-    Path("results/plan.json").unlink()  # it keeps all states
+    Path("results/plan.json").unlink()  # the plan keeps all states
     prune_states(files, 3, "last")
     assert not files.get_round_files(1).server_state.exists()
     assert verify.verify_hashes(files).is_ok
     verdict = verify.recompute_random_round(files, random.Random(0))
-    assert "round 1 repeated: all bits agree" in verdict.message, "only round 0 has a stored state before a next round"
+    assert "round 1 repeated: all bits agree" in verdict.message, "only the state before round 1 is stored"
 
 
-def test_a_round_of_a_stack_is_repeated_as_a_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recompute_random_round_of_stack_uses_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     new_plan = studies.prepare(studies.settings(("scaffold",), 2))
     (run,) = studies.open_runs(new_plan, stack=4)
     list(run.run_segment(2))
     verdict = verify.recompute_random_round(run.files, random.Random(0))
-    assert "all bits agree" in verdict.message, "the loop's bits would differ"
+    assert "all bits agree" in verdict.message, "bits of the loop would differ"
 
 
-def test_the_command_exits_with_1_if_something_differs(study: Path) -> None:
+def test_verify_command_exits_with_1_if_file_is_missing(study: Path) -> None:
     runner = CliRunner()
     result = runner.invoke(app, ["verify", str(list_runs("fedavg")[0])])
     assert (result.exit_code, len(result.stdout.splitlines())) == (0, 4)
@@ -196,7 +196,7 @@ def test_the_command_exits_with_1_if_something_differs(study: Path) -> None:
     assert result.stdout.count("are as recorded") == 3
 
 
-def test_a_partition_that_can_not_be_recomputed_is_reported_and_the_rest_is_verified(
+def test_verify_runs_reports_unreadable_partition_and_verifies_rounds(
     study: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def raise_error(key: str) -> bool:

@@ -1,4 +1,4 @@
-"""Files of a study that users read, compared with its runs."""
+"""`fedpipe verify` of a study: tables, plots and keys, compared with the runs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def change_digit(path: Path) -> None:
     path.write_text(text[:position] + str((int(text[position]) + 1) % 10) + text[position + 1 :])
 
 
-def test_an_intact_study_is_verified(study: Path) -> None:
+def test_verify_study_accepts_intact_study(study: Path) -> None:
     verdict = verify_study.verify_study(read_plan())
     assert verdict.is_ok
     assert verdict.message.startswith(f"results: {len(FILES) + 1} files agree ")
@@ -66,7 +66,7 @@ def test_an_intact_study_is_verified(study: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [change_digit, Path.unlink], ids=["changed", "deleted"])
-def test_verify_names_every_file_that_differs_from_the_runs(study: Path, damage: Callable[[Path], None]) -> None:
+def test_verify_study_reports_every_file_that_differs_from_runs(study: Path, damage: Callable[[Path], None]) -> None:
     study_plan = read_plan()
     for name in FILES:
         data = Path(name).read_bytes()
@@ -82,7 +82,7 @@ def test_verify_names_every_file_that_differs_from_the_runs(study: Path, damage:
     assert result.stdout.count("are as recorded") == 4
 
 
-def test_a_number_that_was_typed_into_the_table_is_an_error(study: Path, run_fedpipe: RunFedpipe) -> None:
+def test_show_and_trace_reject_manually_edited_table(study: Path, run_fedpipe: RunFedpipe) -> None:
     table = Path(SHOWN)
     text = table.read_text()
     number = next(line for line in text.splitlines() if line.startswith("| FedAvg")).split("|")[2].split()[0]
@@ -99,8 +99,8 @@ def test_a_number_that_was_typed_into_the_table_is_an_error(study: Path, run_fed
     assert CliRunner().invoke(app.app, ["show"]).stdout.startswith(text)
 
 
-def test_an_outdated_table_is_a_warning(study: Path) -> None:
-    """Its caption does not contain the parameters of methods, so the change is invisible."""
+def test_show_warns_about_outdated_table(study: Path) -> None:
+    """The caption of the table does not contain the parameters of methods, so the change is invisible."""
     params, table = Path("params.yaml"), Path(SHOWN).read_text()
     original = params.read_text()
     for text in (f"# a comment\n{original}", f"{original}execution: {{rounds_per_job: 1}}\n"):
@@ -118,7 +118,7 @@ def test_an_outdated_table_is_a_warning(study: Path) -> None:
         assert re.fullmatch("fedpipe: params.yaml or code has changed .*`fedpipe run`.*\n", result.stderr)
 
 
-def test_a_table_of_another_folder_is_not_traced(study: Path, run_fedpipe: RunFedpipe) -> None:
+def test_trace_rejects_table_of_other_folder(study: Path, run_fedpipe: RunFedpipe) -> None:
     Path("copy").mkdir()
     for name in (SHOWN, "results/tables/results.csv", "results/plan.json"):
         write_bytes(Path("copy", name), Path(name).read_bytes())
@@ -127,7 +127,7 @@ def test_a_table_of_another_folder_is_not_traced(study: Path, run_fedpipe: RunFe
     assert error.startswith(f"fedpipe: 'copy/{SHOWN}' is not in the results of this folder")
 
 
-def test_a_plan_that_differs_from_its_settings_is_an_error(study: Path) -> None:
+def test_verify_study_rejects_plan_that_differs_from_settings(study: Path) -> None:
     """Otherwise a table with swapped rows would agree with its plan."""
     original_plan = read_plan()
     swapped_cells = tuple(dataclasses.replace(cell, seed=1 - cell.seed) for cell in original_plan.cells)
@@ -141,19 +141,19 @@ def test_a_plan_that_differs_from_its_settings_is_an_error(study: Path) -> None:
     assert ". params.yaml has changed" in verify_study.verify_study(original_plan).message
 
 
-def test_a_file_that_gives_the_same_plan_has_not_changed(study: Path) -> None:
-    """After `dvc exp run` and `git checkout`, the recorded sources of the plan are the experiment's."""
+def test_verify_study_ignores_source_hashes_if_plan_is_equal(study: Path) -> None:
+    """After `dvc exp run` and `git checkout`, the recorded source hashes are those of the experiment."""
     sources = read_plan().study_files.source_hashes
     write_json(sources, read_json(sources) | {"params.yaml": "0" * 64})
     verdict = verify_study.verify_study(read_plan())
     assert verdict.is_ok
     assert "changed" not in verdict.message
     Path("params.yaml").write_text("study: {seeds: []}\n")
-    assert ". params.yaml has changed" in verify_study.verify_study(read_plan()).message, "and it can't be planned"
+    assert ". params.yaml has changed" in verify_study.verify_study(read_plan()).message, "the study can't be planned"
 
 
-def test_another_number_of_rounds_than_the_plans_is_an_error(study: Path, run_fedpipe: RunFedpipe) -> None:
-    """The merged tables of three rounds, in the folder of two."""
+def test_commands_reject_merged_tables_with_wrong_number_of_rounds(study: Path, run_fedpipe: RunFedpipe) -> None:
+    """The merged tables of three rounds are in the folder for two rounds."""
     study_plan = read_plan()
     runs, cells = (
         tuple(dataclasses.replace(part, rounds=2) for part in parts) for parts in (study_plan.runs, study_plan.cells)
@@ -176,8 +176,8 @@ def test_another_number_of_rounds_than_the_plans_is_an_error(study: Path, run_fe
     assert CliRunner().invoke(app.app, ["verify", "--rerun", "0"]).exit_code == 1
 
 
-def test_snakemake_makes_no_table_of_a_plan_that_changed_after_its_start(study: Path, run_fedpipe: RunFedpipe) -> None:
-    """It would be recorded as a table of the first plan, and would stay if that plan came back."""
+def test_report_commands_reject_fingerprint_of_earlier_plan(study: Path, run_fedpipe: RunFedpipe) -> None:
+    """Otherwise snakemake records the new table as a table of the first plan and keeps it if that plan returns."""
     first_fingerprint, before = (
         contents.compute_report_fingerprint(read_plan()),
         {name: Path(name).read_bytes() for name in FILES},
@@ -198,8 +198,8 @@ def test_snakemake_makes_no_table_of_a_plan_that_changed_after_its_start(study: 
     assert Path(SHOWN).read_bytes() != before[SHOWN]
 
 
-def test_a_study_is_itself_through_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shell's PWD is the typed path, and homes on clusters are often links."""
+def test_normalize_study_path_resolves_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variable PWD of a shell is the typed path, and home folders on clusters are often links."""
     (tmp_path / "real/studies").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "real")
     monkeypatch.chdir(tmp_path / "link")

@@ -1,4 +1,4 @@
-"""The command line in process: output and errors."""
+"""Output and errors of the command line."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ COMMANDS = sorted(
     command.name or command.callback.__name__ for command in app.app.registered_commands if command.callback
 )
 GROUP: Any = get_command(app.app)
-EVERYTHING = [(kind, name) for kind in KINDS.values() for name in registry.list_components(kind)]
+ALL_COMPONENTS = [(kind, name) for kind in KINDS.values() for name in registry.list_components(kind)]
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ def read_error(run_fedpipe: RunFedpipe, *arguments: str) -> str:
     return line.removeprefix("fedpipe: ")
 
 
-def test_a_truth_value_is_no_number_and_changes_nothing(run_fedpipe: RunFedpipe) -> None:
+def test_plan_rejects_boolean_as_number_and_writes_nothing(run_fedpipe: RunFedpipe) -> None:
     params = studies.settings(federation={"learning_rate": 1.0}, partition={"alpha": 1.0})
     studies.write(params, Path())
     first_output = run_command("plan", "--dry-run")
@@ -72,12 +72,12 @@ def test_a_truth_value_is_no_number_and_changes_nothing(run_fedpipe: RunFedpipe)
     assert error.startswith("federation.learning_rate: true ")
     assert "number" in error
     assert not Path("results").exists()
-    Path("params.yaml").write_text(text.replace("learning_rate: 1.0", "learning_rate: 1e0"))  # text, to YAML 1.1
+    Path("params.yaml").write_text(text.replace("learning_rate: 1.0", "learning_rate: 1e0"))  # a string in YAML 1.1
     assert run_command("plan", "--dry-run") == first_output
 
 
 @pytest.mark.parametrize("command", ["rune", "runs", "prun", "prunes", "pruning", "purge", "delete", "tran", "statsu"])
-def test_a_mistyped_command_never_suggests_one_that_deletes(command: str, run_fedpipe: RunFedpipe) -> None:
+def test_mistyped_command_error_never_suggests_prune(command: str, run_fedpipe: RunFedpipe) -> None:
     output = read_error(run_fedpipe, command)
     assert output.startswith(f"'{command}' is not a command")
     assert "prune" not in output.replace(f"'{command}'", "")
@@ -85,7 +85,7 @@ def test_a_mistyped_command_never_suggests_one_that_deletes(command: str, run_fe
     assert suggestions.get(command, "`fedpipe --help`") in output
 
 
-def test_a_mistyped_option_of_prune_never_suggests_not_to_ask() -> None:
+def test_mistyped_prune_option_error_never_suggests_yes() -> None:
     result = CliRunner().invoke(app.app, ["prune", "--ye"])
     assert result.exit_code == 2
     assert "No such option" in result.output
@@ -97,7 +97,7 @@ def test_a_mistyped_option_of_prune_never_suggests_not_to_ask() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_list_prints_a_name_a_line_with_its_summary(kind: str) -> None:
+def test_list_prints_one_name_and_summary_per_line(kind: str) -> None:
     names = registry.list_components(KINDS[kind])
     lines = run_command("list", kind).splitlines()
     assert [line.split()[0] for line in lines] == list(names) == sorted(names)
@@ -108,20 +108,20 @@ def test_list_prints_a_name_a_line_with_its_summary(kind: str) -> None:
     assert len({len(line) - len(line[len(line.split()[0]) :].lstrip()) for line in lines}) == 1, "columns are aligned"
 
 
-def test_shipped_algorithms_and_four_schemes_are_listed() -> None:
+def test_registry_lists_shipped_algorithms_partitions_and_digits() -> None:
     assert set(studies.SHIPPED) <= set(registry.list_components(component.ALGORITHM))
     assert {"dirichlet", "iid", "pathological", "shards"} <= set(registry.list_components(component.PARTITION))
     assert "digits" in registry.list_components(component.DATASET)
 
 
-@pytest.mark.parametrize(("kind", "name"), EVERYTHING, ids=[name for _, name in EVERYTHING])
+@pytest.mark.parametrize(("kind", "name"), ALL_COMPONENTS, ids=[name for _, name in ALL_COMPONENTS])
 def test_describe_prints_docstring_parameters_and_defaults(kind: component.ComponentKind, name: str) -> None:
     text = run_command("describe", name)
     component_class = registry.find_component(kind, name)
     doc = inspect.getdoc(component_class)
     assert doc
     assert equations.render_docstring_equations(doc) in text
-    assert not re.search(r"\\[a-zA-Z]|:math:|\.\. math::", text), "equations are for people"
+    assert not re.search(r"\\[a-zA-Z]|:math:|\.\. math::", text), "equations are rendered as plain text"
     assert text.startswith(f"{name} ({kind.name})\n")
     if kind is component.ALGORITHM:
         assert all(re.search(rf"\b{part}: ", doc) for part in ("Source", "State", "Traffic")), name
@@ -132,8 +132,8 @@ def test_describe_prints_docstring_parameters_and_defaults(kind: component.Compo
         assert f"  {field.name}: {default}{meaning}\n" in text
 
 
-@pytest.mark.parametrize(("kind", "name"), EVERYTHING, ids=[name for _, name in EVERYTHING])
-def test_every_parameter_is_documented(kind: component.ComponentKind, name: str) -> None:
+@pytest.mark.parametrize(("kind", "name"), ALL_COMPONENTS, ids=[name for _, name in ALL_COMPONENTS])
+def test_every_component_parameter_is_documented(kind: component.ComponentKind, name: str) -> None:
     component_class = registry.find_component(kind, name)
     documented = inspect.getdoc(component_class) or ""
     parameters = documented.partition("Parameters\n----------\n")[2]
@@ -143,7 +143,7 @@ def test_every_parameter_is_documented(kind: component.ComponentKind, name: str)
     assert documented_names.issuperset(field.name for field in component.list_parameters(component_class))
 
 
-def test_list_and_describe_know_diagnostics() -> None:
+def test_list_and_describe_show_diagnostics() -> None:
     lines = run_command("list", "diagnostics").splitlines()
     assert [line.split()[0] for line in lines] == ["head-norms", "features", "surface", "gradients", "locals"]
     assert lines[0] == "head-norms  Norms of the rows of heads, next to the class fractions of the owners."
@@ -157,14 +157,14 @@ def test_list_and_describe_know_diagnostics() -> None:
 
 
 def test_describe_finds_custom_components() -> None:
-    """`describe` explains everything that params.yaml may name."""
+    """`describe` accepts class paths and labels of params.yaml."""
     text = run_command("describe", "fedpipe.algorithms.fedprox.FedProx")
     assert "  mu: 0.01\n" in text
     Path("params.yaml").write_text("algorithms: {mine: {algorithm: fedpipe.algorithms.fedprox.FedProx, mu: 1.0}}\n")
     assert run_command("describe", "mine") == text
 
 
-# -- mistakes ----------------------------------------------------------------------------------------------------------
+# -- errors ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_describe_finds_custom_components() -> None:
         ("studies/two.yaml", "results/studies/two/plan.json", "fedpipe run --params studies/two.yaml"),
     ],
 )
-def test_the_error_for_a_study_without_results_names_the_command_that_runs_it(
+def test_missing_results_error_shows_run_command_of_study(
     study: str, plan: str, command: str, run_fedpipe: RunFedpipe
 ) -> None:
     Path("studies").mkdir()
@@ -210,7 +210,7 @@ def test_the_error_for_a_study_without_results_names_the_command_that_runs_it(
     ],
     ids=lambda value: "-".join(value[:2]) if isinstance(value, tuple) else "",
 )
-def test_a_mistake_is_one_message_and_status_2(
+def test_invalid_arguments_print_one_message_and_exit_with_status_2(
     arguments: tuple[str, ...], problem: str, advice: str, run_fedpipe: RunFedpipe
 ) -> None:
     Path("studies/a").mkdir(parents=True)
@@ -236,14 +236,14 @@ def test_a_mistake_is_one_message_and_status_2(
     ],
     ids=lambda value: "-".join(value[:2]).replace("/", "-") if isinstance(value, tuple) else "",
 )
-def test_a_stage_that_can_not_run_is_an_error_without_a_traceback(
+def test_stage_without_inputs_prints_error_without_traceback(
     arguments: tuple[str, ...], name: str, run_fedpipe: RunFedpipe
 ) -> None:
     path = str(studies.prepare(studies.settings()).runs[0].path)
     assert name in read_error(run_fedpipe, *(path if argument == "RUN" else argument for argument in arguments))
 
 
-def test_a_block_that_the_round_does_not_have(run_fedpipe: RunFedpipe) -> None:
+def test_train_rejects_block_outside_round(run_fedpipe: RunFedpipe) -> None:
     new_plan = studies.prepare(studies.settings(execution={"rounds_per_job": 1, "clients_per_job": 3}))
     path = str(new_plan.runs[0].path)
     run_command("initialize", path)
@@ -264,11 +264,11 @@ def test_every_command_has_help(command: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["", "run", "status"])
-def test_help_has_a_short_option(command: str) -> None:
+def test_help_has_short_option(command: str) -> None:
     assert run_command(*command.split(), "-h") == run_command(*command.split(), "--help")
 
 
-def test_every_command_says_what_it_does() -> None:
+def test_help_lists_every_command_and_its_summary_ends_with_period() -> None:
     assert set(COMMANDS) >= PHASES
     text = run_command("--help")
     for command in app.app.registered_commands:
@@ -289,7 +289,7 @@ def test_schema_is_valid_json_schema() -> None:
 # -- plan --------------------------------------------------------------------------------------------------------------
 
 
-def test_plan_writes_the_plan_and_a_dry_run_shows_it() -> None:
+def test_plan_writes_runs_that_dry_run_prints() -> None:
     studies.write(studies.settings(study={"seeds": [0, 1]}), Path())
     lines = run_command("plan", "--dry-run").splitlines()
     assert [line.split()[:3] for line in lines] == [["fedavg", "seed", "0"], ["fedavg", "seed", "1"]]
@@ -300,7 +300,7 @@ def test_plan_writes_the_plan_and_a_dry_run_shows_it() -> None:
     assert all(Path(name).is_file() for name in new_plan["files"])
 
 
-def test_a_dry_run_prints_a_line_a_run_that_ends_with_its_key() -> None:
+def test_dry_run_prints_one_line_per_run_that_ends_with_run_key() -> None:
     settings = studies.settings(("fedavg", "fedprox"))
     settings["study"]["grid"] = {"dataset.test_fraction": [0.2, 0.3], "algorithms.fedprox.mu": [0.1, 1.0]}
     studies.write(settings, Path())
@@ -312,7 +312,7 @@ def test_a_dry_run_prints_a_line_a_run_that_ends_with_its_key() -> None:
     assert all(re.search(r"^fedprox .* [0-9a-f]{12}$", line) for line in other_lines)
 
 
-def test_a_mistake_in_a_folder_of_studies_names_the_file(run_fedpipe: RunFedpipe) -> None:
+def test_plan_error_in_folder_of_studies_begins_with_study_file(run_fedpipe: RunFedpipe) -> None:
     Path("studies").mkdir()
     for name in ("one", "two"):
         Path(f"studies/{name}.yaml").write_text("study: {algorithms: [fedavg]}\n")
@@ -329,10 +329,10 @@ def test_a_mistake_in_a_folder_of_studies_names_the_file(run_fedpipe: RunFedpipe
     Path("studies/two.yaml").write_text("study: {algorithms: [fedavg]}\n")
     error = read_error(run_fedpipe, "plan", "--params", "studies", "--preset", "smoke")
     assert re.match("studies/two.yaml: --preset: 'smoke' .*full", error)
-    assert not Path("results").exists(), "nothing is written of the others"
+    assert not Path("results").exists(), "no study of the folder is planned"
 
 
-def test_plan_takes_another_study() -> None:
+def test_plan_of_other_study_is_in_its_results_folder() -> None:
     Path("studies").mkdir()
     studies.write(studies.settings(), Path("studies"))
     run_command("plan", "--params", "studies/params.yaml")
@@ -347,8 +347,8 @@ def test_plan_takes_another_study() -> None:
         *("partition --preview", "check fedavg", "run -n", "run -S federation.rounds=2", "show", "status", "table"),
     ],
 )
-def test_no_command_accepts_a_study_outside_its_folder(run_fedpipe: RunFedpipe, command: str) -> None:
-    """Its results would be in results/studies/other, like those of studies/other.yaml."""
+def test_every_command_rejects_study_outside_studies_folder(run_fedpipe: RunFedpipe, command: str) -> None:
+    """Otherwise the results would be in results/studies/other, like the results of studies/other.yaml."""
     Path("other.yaml").write_text(yaml.safe_dump(studies.settings()))
     error = read_error(run_fedpipe, *command.split(), "--params", "other.yaml")
     assert error.startswith("other.yaml: not the path of a study")
@@ -356,7 +356,7 @@ def test_no_command_accepts_a_study_outside_its_folder(run_fedpipe: RunFedpipe, 
     assert [path.name for path in Path().iterdir()] == ["other.yaml"], "nothing is written"
 
 
-def test_a_plan_that_can_not_be_read_is_a_warning_because_it_costs_disk() -> None:
+def test_plan_warns_about_unreadable_plan_of_other_study() -> None:
     """All runs keep every state, because the unreadable study may need it."""
     studies.write(studies.settings(artifacts={"keep_models": "last"}), Path())
     assert "warning" not in run_command("plan")
@@ -387,7 +387,7 @@ def test_help_separates_user_commands_from_stages() -> None:
         assert text[before[-1] :].startswith(panel), name
 
 
-def test_stages_are_what_rules_and_dvc_call() -> None:
+def test_stages_are_commands_that_rules_and_dvc_call() -> None:
     files = [*(studies.ROOT / "workflow/rules").glob("*.smk"), studies.ROOT / "dvc.yaml"]
     called_names = {name for file in files for name in re.findall(r"fedpipe (\w+)", file.read_text())}
     stages = {name for name, command in GROUP.commands.items() if command.rich_help_panel == group.STAGES_PANEL}
@@ -396,7 +396,7 @@ def test_stages_are_what_rules_and_dvc_call() -> None:
 
 
 @pytest.mark.parametrize("profile", ["gpu", "slurm"])
-def test_each_job_that_computes_on_a_gpu_asks_for_one(profile: str) -> None:
+def test_gpu_profiles_request_gpu_for_each_rule_with_device_option(profile: str) -> None:
     """Otherwise a profile for GPUs starts as many jobs as there are cores."""
     resources_by_rule = yaml.safe_load((studies.ROOT / f"workflow/profiles/{profile}/config.yaml").read_text())[
         "set-resources"
@@ -412,7 +412,7 @@ def test_each_job_that_computes_on_a_gpu_asks_for_one(profile: str) -> None:
 
 @pytest.mark.parametrize("arguments", [("list", "algorithms"), ("--help",), ("plan", "--dry-run")])
 @pytest.mark.parametrize("target", ["stdout", "both"])
-def test_a_full_disk_is_one_message(arguments: tuple[str, ...], target: str) -> None:
+def test_full_disk_prints_one_message(arguments: tuple[str, ...], target: str) -> None:
     studies.write(studies.settings(), Path())
     with Path("/dev/full").open("w") as full:
         error = full if target == "both" else subprocess.PIPE
@@ -424,7 +424,7 @@ def test_a_full_disk_is_one_message(arguments: tuple[str, ...], target: str) -> 
         assert "No space left on device" in line
 
 
-def test_a_locale_without_greek_letters_has_their_numbers() -> None:
+def test_describe_escapes_greek_letters_in_latin_1_locale() -> None:
     process = subprocess.run(
         [sys.executable, "-m", "fedpipe", "describe", "feddw"],
         env=os.environ | {"PYTHONIOENCODING": "latin-1"},
@@ -434,7 +434,7 @@ def test_a_locale_without_greek_letters_has_their_numbers() -> None:
     assert rb"\u03a9" in process.stdout
 
 
-def test_version_and_help_import_nothing_heavy() -> None:
+def test_cli_imports_no_slow_packages_and_prints_version() -> None:
     code = (
         "import sys, fedpipe.cli.app;"
         "print(sorted({'torch', 'pandas', 'snakemake', 'matplotlib', 'dvc'} & {*sys.modules}))"
@@ -456,7 +456,7 @@ def test_version_and_help_import_nothing_heavy() -> None:
         ("fedpipe nonsense ", list(GROUP.commands)),  # without an error between the words
     ],
 )
-def test_bash_completes(line: str, completions: list[str]) -> None:
+def test_bash_completion_lists_matching_words(line: str, completions: list[str]) -> None:
     """Load the script of --show-completion and call its function, as bash does."""
     words = line.split(" ")
     script = f"""

@@ -19,11 +19,11 @@ from fedpipe.cli.docs import equations
         (r"a}", "a"),
     ],
 )
-def test_an_equation_is_plain_text(tex: str, text: str) -> None:
+def test_render_equation_returns_plain_text(tex: str, text: str) -> None:
     assert equations.render_equation(tex) == text
 
 
-def test_displayed_equations_are_on_separate_lines_and_literals_stay() -> None:
+def test_render_docstring_equations_indents_equations_and_keeps_literals() -> None:
     text = "Before.\n\n.. math:: a_k \\\\\n          b^2\n\nWith :math:`\\beta` of :class:`~x.y`, and ``{0, 1}``.\n"
     assert equations.render_docstring_equations(text) == "Before.\n\n    aₖ\n    b²\n\nWith β of `x.y`, and ``{0, 1}``."
     assert equations.render_docstring_equations("No equation here.") == "No equation here."

@@ -40,7 +40,7 @@ def write_earlier_file(folder: Path, name: str, text: str = "of an earlier versi
     (folder / RECORD).write_text(json.dumps(record | {"version": "0.0.1"}))
 
 
-def test_it_has_the_files_of_the_clone(folder: Path) -> None:
+def test_created_project_has_files_of_clone(folder: Path) -> None:
     for name in ("Snakefile", "dvc.yaml", "workflow/rules/common.smk", ".dvc/plots/curves.json"):
         assert (folder / name).read_bytes() == (ROOT / name).read_bytes()
     assert {path.name for path in (folder / "workflow/profiles").iterdir()} == {"local", "gpu", "slurm"}
@@ -48,13 +48,13 @@ def test_it_has_the_files_of_the_clone(folder: Path) -> None:
     assert (folder / "own.py").is_file()
     environment = yaml.safe_load((folder / "workflow/envs/fedpipe.yaml").read_text())
     (packages,) = [entry["pip"] for entry in environment["dependencies"] if isinstance(entry, dict)]
-    assert packages == [f"fedpipe =={fedpipe.__version__}"], "it installs the package, not a clone"
+    assert packages == [f"fedpipe =={fedpipe.__version__}"], "the environment installs the package instead of a clone"
     assert parser.parse_params(loader.read_params(folder / "params.yaml")).study.algorithms
     assert project.get_outdated_warning(folder) is None
     assert project.get_outdated_warning(ROOT) is None, "a clone is not a project"
 
 
-def test_an_edited_study_of_the_clone_stays_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_created_project_has_committed_params_yaml_of_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clone = studies.copy_project(tmp_path / "clone")
     shipped = (clone / "params.yaml").read_bytes()
     monkeypatch.setattr(fedpipe, "__file__", str(clone / "fedpipe/__init__.py"))
@@ -72,7 +72,7 @@ def test_an_edited_study_of_the_clone_stays_there(tmp_path: Path, monkeypatch: p
     assert (tmp_path / "study/params.yaml").read_bytes() == shipped
 
 
-def test_nothing_is_overwritten(folder: Path, tmp_path: Path) -> None:
+def test_create_project_overwrites_no_file(folder: Path, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with pytest.raises(SettingsError, match=r"study is already a project.*`fedpipe init .*study --update`"):
         project.create_project(folder)
@@ -86,7 +86,7 @@ def test_nothing_is_overwritten(folder: Path, tmp_path: Path) -> None:
         project.update_project(tmp_path / "other")
 
 
-def test_an_update_replaces_files_and_keeps_yours(folder: Path) -> None:
+def test_update_project_replaces_outdated_files_and_keeps_edited_files(folder: Path) -> None:
     write_earlier_file(folder, "Snakefile")
     write_earlier_file(folder, "workflow/rules/gone.smk")
     write_earlier_file(folder, "workflow/rules/data.smk")
@@ -105,17 +105,17 @@ def test_an_update_replaces_files_and_keeps_yours(folder: Path) -> None:
     assert (folder / "workflow/rules/data.smk").read_text() == "edited\n"
     assert (folder / "workflow/profiles/slurm/config.yaml").read_text() == "of our cluster\n"
     assert (folder / "params.yaml").read_text() == "study: {seeds: [7]}\n"
-    assert project.get_outdated_warning(folder) is None, "an edited file is named once"
+    assert project.get_outdated_warning(folder) is None, "the warning lists an edited file once"
     assert project.update_project(folder) == ([], [])
 
 
-def test_what_was_deleted_comes_back(folder: Path) -> None:
+def test_update_project_restores_deleted_file(folder: Path) -> None:
     (folder / "dvc.yaml").unlink()
     assert project.update_project(folder) == (["dvc.yaml"], [])
 
 
 @pytest.mark.slow
-def test_the_wheel_runs_a_study_in_an_empty_folder(tmp_path: Path) -> None:
+def test_wheel_runs_study_in_empty_folder(tmp_path: Path) -> None:
     """Build the wheel from the clone, install it into a new environment with shared dependencies, and use it."""
     clone = studies.copy_project(tmp_path / "clone")
     pip = [sys.executable, "-m", "pip"]
@@ -142,7 +142,7 @@ def test_the_wheel_runs_a_study_in_an_empty_folder(tmp_path: Path) -> None:
 
     (tmp_path / "empty").mkdir()
     package_path = run_command("python", "-c", "import fedpipe; print(fedpipe.__file__)", working_folder="empty")
-    assert package_path.startswith(str(tmp_path / "venv")), "the wheel's own code"
+    assert package_path.startswith(str(tmp_path / "venv")), "fedpipe is imported from the wheel"
     assert "cd ../study && fedpipe run" in run_command("fedpipe", "init", "../study", working_folder="empty")
     studies.write(studies.settings(("fedavg",), 2), tmp_path / "study")
     params = yaml.safe_load((tmp_path / "study/params.yaml").read_text())

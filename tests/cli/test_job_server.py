@@ -1,4 +1,4 @@
-"""Commands in processes of the fork server are the same as separate ones, and end with the process that waits."""
+"""Jobs of the fork server behave like separate processes and end with the command that waits for them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Own(FedAvg):
 
 
 class Running(subprocess.Popen[str]):
-    """A running command. If the test fails, the command is killed, because it may never end by itself."""
+    """A running command. If the test fails, the command is killed, because it may never end."""
 
     @override
     def __exit__(self, kind: Any, *others: Any) -> None:
@@ -59,7 +59,7 @@ class Running(subprocess.Popen[str]):
 
 
 class Snakemake:
-    """A process that commands take for snakemake, and the commands that it calls.
+    """A process that replaces snakemake, and the commands that it calls.
 
     Parameters
     ----------
@@ -70,25 +70,25 @@ class Snakemake:
     def __init__(self, folder: Path) -> None:
         self.folder, self.process = folder, subprocess.Popen(["cat"], stdin=subprocess.PIPE)
 
-    def call(self, *command: str, served: bool = True, **environment: str) -> Running:
+    def call(self, *command: str, is_served: bool = True, **environment: str) -> Running:
         """Start a command."""
         return Running(
             [sys.executable, "-c", INSTALLED, *command],
             cwd=self.folder,
-            env=self.environment(served) | environment,
+            env=self.build_environment(is_served) | environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
 
-    def environment(self, served: bool = True) -> dict[str, str]:
-        variables = {job_server.SNAKEMAKE_PID_VARIABLE: str(self.process.pid)} if served else {}
+    def build_environment(self, is_served: bool = True) -> dict[str, str]:
+        variables = {job_server.SNAKEMAKE_PID_VARIABLE: str(self.process.pid)} if is_served else {}
         return os.environ | {"PYTHONPATH": str(studies.ROOT), "OMP_NUM_THREADS": "1"} | variables
 
-    def run(self, *command: str, served: bool = True, **environment: str) -> tuple[int, str, str]:
-        """Status, output and errors of a command."""
-        with self.call(*command, served=served, **environment) as running:
+    def run(self, *command: str, is_served: bool = True, **environment: str) -> tuple[int, str, str]:
+        """Run a command. Return its status, output and errors."""
+        with self.call(*command, is_served=is_served, **environment) as running:
             output = running.communicate()
         return running.returncode, *output
 
@@ -101,13 +101,13 @@ class Snakemake:
 
 
 def list_processes(snakemake: int) -> list[int]:
-    """List the servers of a snakemake, and their forks."""
+    """List the servers of a snakemake process, and their forks."""
     process_ids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             if f"{job_server.SERVER_CODE}\0{snakemake}\0" in path.read_text(errors="replace"):
                 process_ids.append(int(path.parent.name))
-        except OSError:  # it has just ended
+        except OSError:  # the process has just ended
             continue
     return sorted(process_ids)
 
@@ -148,28 +148,30 @@ def read_until(words: str, running: subprocess.Popen[str]) -> None:
     for line in running.stdout:
         if words in line:
             return
-    raise AssertionError(f"it ended before it printed '{words}': {running.stderr.read() if running.stderr else ''}")
+    raise AssertionError(
+        f"the command ended before it printed '{words}': {running.stderr.read() if running.stderr else ''}"
+    )
 
 
-def test_a_served_command_is_what_it_would_be_by_itself(snakemake: Snakemake) -> None:
+def test_server_job_equals_separate_process(snakemake: Snakemake) -> None:
     path = prepare_run(2, own=True)
-    for like in Path().glob("like-*.json"):  # of this process
+    for like in Path().glob("like-*.json"):  # written by this process
         like.unlink()
     results = {}
     for threads in ("1", "2"):
-        for served in (True, False):
+        for is_served in (True, False):
             command = ("segment", path, "--stop", "2", "--threads", threads, "--collect")
             status, output, errors = snakemake.run(
-                *command, served=served, OMP_NUM_THREADS=threads, TOLD="a 'quote' ü\n"
+                *command, is_served=is_served, OMP_NUM_THREADS=threads, QUOTED="a 'quote' ü\n"
             )
             assert (status, errors) == (0, "")
             (like,) = Path().glob("like-*.json")
             facts = json.loads(like.read_text())
             made_by = json.loads(Path(path, "joined/0002/times.json").read_text())["made_by"]
-            assert (job_server.SERVER_CODE in facts.pop("parent")) == served
+            assert (job_server.SERVER_CODE in facts.pop("parent")) == is_served
             for name in (job_server.SNAKEMAKE_PID_VARIABLE, "JE_ARROW_MALLOC_CONF"):
                 facts["environment"].pop(name, None)
-            results[threads, served] = (facts, output, made_by, studies.hash_results(Path(path)))
+            results[threads, is_served] = (facts, output, made_by, studies.hash_results(Path(path)))
             like.unlink()
             studies.delete_rounds(Path(path))
     for threads in ("1", "2"):
@@ -177,34 +179,36 @@ def test_a_served_command_is_what_it_would_be_by_itself(snakemake: Snakemake) ->
         assert results[threads, True][0]["threads"] == int(threads)
         assert f"{threads} threads" in results[threads, True][1]
     assert results["1", True][-1] == results["2", True][-1]
-    assert len(snakemake.list_processes()) == 2, "a server for each environment"
+    assert len(snakemake.list_processes()) == 2, "each environment has a server"
     threads_of = [len(list(Path(f"/proc/{server}/task").iterdir())) for server in snakemake.list_processes()]
     assert min(threads_of) == 1, "a lock of another thread would stay locked in the fork"
 
 
 @pytest.mark.slow
-def test_fedpipes_own_variables_come_with_the_command(snakemake: Snakemake) -> None:
-    """One server serves jobs with different execution settings."""
+def test_server_job_uses_fedpipe_variables_of_its_command(snakemake: Snakemake) -> None:
+    """One server starts jobs with different execution settings."""
     path = prepare_run(2)
     command = ("segment", path, "--stop", "2")
     for wrong in ({"FEDPIPE_STACK": "few"}, {"FEDPIPE_DEVICE": "gpu"}):
-        served, alone = (snakemake.run(*command, served=where, **wrong) for where in (True, False))
-        assert served == alone
-        assert served[0] == 2, "the variable was ignored"
-        assert served[2].startswith("fedpipe: execution.")
-    assert snakemake.run(*command, FEDPIPE_LONG="x" * job_server.MAX_MESSAGE_BYTES)[0] == 0, "it has to run by itself"
+        with_server, alone = (snakemake.run(*command, is_served=where, **wrong) for where in (True, False))
+        assert with_server == alone
+        assert with_server[0] == 2, "the command ignored the variable"
+        assert with_server[2].startswith("fedpipe: execution.")
+    assert snakemake.run(*command, FEDPIPE_LONG="x" * job_server.MAX_MESSAGE_BYTES)[0] == 0, (
+        "a command that is too long for a message runs without the server"
+    )
     studies.delete_rounds(Path(path))
-    assert snakemake.run(*command)[0] == 0, "nothing is left of other commands' variables"
+    assert snakemake.run(*command)[0] == 0, "variables of earlier commands have no effect"
     assert len(snakemake.list_processes()) == 1
 
 
 @pytest.mark.slow
-def test_jobs_ignore_the_signals_that_their_command_ignores_and_no_others(snakemake: Snakemake) -> None:
-    """Ctrl+C ends them, whichever command started their server."""
+def test_server_job_ignores_sigint_only_if_its_command_ignores_it(snakemake: Snakemake) -> None:
+    """Ctrl+C ends a job, no matter which command started the server."""
     prepare_run(2, own=True)
     for how in ("trap '' INT;", ""):
         script = f"{how} exec {sys.executable} -m fedpipe describe witness.Own > /dev/null"
-        with Running(["bash", "-c", script], env=snakemake.environment(), text=True) as running:
+        with Running(["bash", "-c", script], env=snakemake.build_environment(), text=True) as running:
             running.wait()
         facts = [json.loads(like.read_text()) for like in Path().glob("like-*.json")]
         assert [like["ignored"] for like in facts if like["arguments"][:1] == ["describe"]] == [bool(how)]
@@ -213,8 +217,8 @@ def test_jobs_ignore_the_signals_that_their_command_ignores_and_no_others(snakem
     assert len(snakemake.list_processes()) == 2
 
 
-def test_figures_that_can_not_be_drawn_cost_no_other_job(snakemake: Snakemake) -> None:
-    """The server does their imports before the first of them."""
+def test_failed_figure_does_not_affect_later_server_jobs(snakemake: Snakemake) -> None:
+    """The server imports matplotlib before it starts the first figure."""
     path = prepare_run(1)
     assert snakemake.run("figure", "curves", MPLBACKEND="none-such")[0] != 0
     assert snakemake.run("segment", path, "--stop", "1", MPLBACKEND="none-such")[0] == 0
@@ -222,9 +226,9 @@ def test_figures_that_can_not_be_drawn_cost_no_other_job(snakemake: Snakemake) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("served", [True, False])
-def test_what_was_to_be_done_at_the_end_is_done(snakemake: Snakemake, served: bool) -> None:
-    """Trackers of experiments have threads and exit functions that run at the end."""
+@pytest.mark.parametrize("is_served", [True, False])
+def test_command_runs_exit_functions_and_flushes_files_at_end(snakemake: Snakemake, is_served: bool) -> None:
+    """Experiment trackers have threads and exit functions that run at the end."""
     Path("late.py").write_text(
         OWN
         + """
@@ -244,7 +248,7 @@ atexit.register(lambda: Path("ended").write_text(Path("thread").read_text()))
 print("no end of line", end="")
 """
     )
-    status, output, errors = snakemake.run("describe", "late.Own", served=served)
+    status, output, errors = snakemake.run("describe", "late.Own", is_served=is_served)
     assert (status, errors) == (0, "")
     assert "no end of line" in output
     assert Path("ended").read_text() == "ended"
@@ -253,11 +257,11 @@ print("no end of line", end="")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("served", [True, False])
-def test_a_command_without_streams_does_its_work(snakemake: Snakemake, served: bool) -> None:
+@pytest.mark.parametrize("is_served", [True, False])
+def test_command_with_closed_standard_streams_writes_plan(snakemake: Snakemake, is_served: bool) -> None:
     prepare_run(1)
     Path("results/plan.json").unlink()
-    variables = {job_server.SNAKEMAKE_PID_VARIABLE: str(snakemake.process.pid)} if served else {}
+    variables = {job_server.SNAKEMAKE_PID_VARIABLE: str(snakemake.process.pid)} if is_served else {}
     command = f"exec {sys.executable} -m fedpipe plan <&- >&- 2>&-"
     environment = os.environ | {"PYTHONPATH": str(studies.ROOT)} | variables
     assert subprocess.run(["bash", "-c", command], env=environment).returncode == 0
@@ -265,7 +269,7 @@ def test_a_command_without_streams_does_its_work(snakemake: Snakemake, served: b
 
 
 @pytest.mark.slow
-def test_mistakes_statuses_and_help_are_those_of_the_command(snakemake: Snakemake) -> None:
+def test_server_job_has_output_errors_and_status_of_separate_process(snakemake: Snakemake) -> None:
     path = prepare_run(2)
     commands = (
         ("segmnt", path),
@@ -274,14 +278,14 @@ def test_mistakes_statuses_and_help_are_those_of_the_command(snakemake: Snakemak
         ("describe", "fedavg"),
     )
     for command in commands:
-        assert snakemake.run(*command) == snakemake.run(*command, served=False)
+        assert snakemake.run(*command) == snakemake.run(*command, is_served=False)
     assert len(snakemake.list_processes()) == 1
 
 
-def test_sigterm_reaches_a_segment_once_and_ends_it_after_its_round(snakemake: Snakemake) -> None:
+def test_sigterm_reaches_segment_once_and_ends_it_after_round(snakemake: Snakemake) -> None:
     path = prepare_run(LONG)
     with snakemake.call("segment", path, "--stop", str(LONG)) as running:
-        read_until("round 2 of", running)  # then the first is known to be done
+        read_until("round 2 of", running)  # so round 1 is complete
         running.send_signal(signal.SIGTERM)
         output = running.communicate()[0]
     assert running.returncode == 143
@@ -292,11 +296,11 @@ def test_sigterm_reaches_a_segment_once_and_ends_it_after_its_round(snakemake: S
 
 
 @pytest.mark.slow
-def test_ctrl_c_is_what_it_is_for_the_command_itself(snakemake: Snakemake) -> None:
+def test_ctrl_c_ends_server_job_like_separate_process(snakemake: Snakemake) -> None:
     path = prepare_run(LONG)
     ends = []
-    for served in (True, False):
-        with snakemake.call("segment", path, "--stop", str(LONG), served=served) as running:
+    for is_served in (True, False):
+        with snakemake.call("segment", path, "--stop", str(LONG), is_served=is_served) as running:
             read_until("round ", running)
             running.send_signal(signal.SIGINT)
             ends.append((running.communicate()[1], running.returncode))
@@ -305,7 +309,7 @@ def test_ctrl_c_is_what_it_is_for_the_command_itself(snakemake: Snakemake) -> No
 
 
 def has_stopped(process: int) -> bool:
-    """Whether it stops within a minute. A signal reaches a process on another core a little later."""
+    """Return whether a process stops within a minute. A process on another core receives a signal with a delay."""
     end = time.monotonic() + 60
     while time.monotonic() < end:
         if Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "T":
@@ -315,7 +319,7 @@ def has_stopped(process: int) -> bool:
 
 
 @pytest.mark.slow
-def test_a_stopped_command_stops_and_continues(snakemake: Snakemake) -> None:
+def test_server_job_stops_and_continues_with_its_command(snakemake: Snakemake) -> None:
     path = prepare_run(LONG)
     with snakemake.call("segment", path, "--stop", str(LONG)) as running:
         read_until("round 1 of", running)
@@ -324,14 +328,14 @@ def test_a_stopped_command_stops_and_continues(snakemake: Snakemake) -> None:
         os.waitpid(running.pid, os.WUNTRACED)
         stopped = has_stopped(job)
         running.send_signal(signal.SIGCONT)  # first, because this block waits for the command
-        assert stopped, "the job continues"
+        assert stopped, "the job did not stop"
         read_until("round 2 of", running)
         running.kill()
         wait_for_end([job])
 
 
 @pytest.mark.slow
-def test_a_job_dies_with_the_command_that_waits_for_it_and_no_other_does(snakemake: Snakemake) -> None:
+def test_server_job_ends_with_its_command_and_other_jobs_continue(snakemake: Snakemake) -> None:
     path = prepare_run(LONG)
     with snakemake.call("segment", path, "--stop", str(LONG)) as running:
         read_until("round 1 of", running)
@@ -346,11 +350,11 @@ def test_a_job_dies_with_the_command_that_waits_for_it_and_no_other_does(snakema
             read_until("round ", other)
             os.kill(another, signal.SIGSEGV)
             other.wait()
-    assert other.returncode == 128 + signal.SIGSEGV, "the status that a shell gives if a signal ended the command"
+    assert other.returncode == 128 + signal.SIGSEGV, "a shell returns this status if a signal ended the command"
 
 
 @pytest.mark.slow
-def test_all_ends_with_snakemake_however_that_ends(snakemake: Snakemake) -> None:
+def test_servers_jobs_and_commands_end_with_snakemake(snakemake: Snakemake) -> None:
     path = prepare_run(LONG)
     with snakemake.call("segment", path, "--stop", str(LONG)) as running:
         read_until("round 1 of", running)
@@ -365,7 +369,7 @@ def test_all_ends_with_snakemake_however_that_ends(snakemake: Snakemake) -> None
         "sockets are left behind"
     )
     complete = RunFiles(Path(path)).list_complete_rounds()
-    with snakemake.call("segment", path, "--stop", str(LONG)) as orphan:  # it runs its command itself
+    with snakemake.call("segment", path, "--stop", str(LONG)) as orphan:  # runs its command without a server
         read_until(f"{complete[-1]} of {LONG} rounds are complete", orphan)
         assert not snakemake.list_processes()
         orphan.kill()
@@ -373,7 +377,7 @@ def test_all_ends_with_snakemake_however_that_ends(snakemake: Snakemake) -> None
 
 
 @pytest.mark.slow
-def test_a_server_that_is_killed_costs_its_jobs_and_the_next_command_starts_another(snakemake: Snakemake) -> None:
+def test_killed_server_ends_its_jobs_and_next_command_starts_new_server(snakemake: Snakemake) -> None:
     path = prepare_run(LONG)
     with snakemake.call("segment", path, "--stop", str(LONG)) as running:
         read_until("round 1 of", running)
@@ -388,7 +392,7 @@ def test_a_server_that_is_killed_costs_its_jobs_and_the_next_command_starts_anot
 
 
 @pytest.mark.slow
-def test_edited_code_is_what_runs(tmp_path: Path) -> None:
+def test_server_job_runs_edited_code(tmp_path: Path) -> None:
     """A server that imported the code before the edit is not used."""
     clone = studies.copy_project(tmp_path / "clone")
     snakemake = Snakemake(clone)
@@ -404,18 +408,18 @@ def test_edited_code_is_what_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_if_imports_fail_the_command_prints_the_same_error(snakemake: Snakemake) -> None:
+def test_server_job_prints_import_error_of_separate_process(snakemake: Snakemake) -> None:
     poison = snakemake.folder / "poison"
     poison.mkdir()
     (poison / "torch.py").write_text("raise SystemExit('torch was imported')")
     path = prepare_run(2)
     python_path = f"{poison}{os.pathsep}{studies.ROOT}"
     result = snakemake.run("segment", path, "--stop", "1", PYTHONPATH=python_path)
-    assert result == snakemake.run("segment", path, "--stop", "1", served=False, PYTHONPATH=python_path)
+    assert result == snakemake.run("segment", path, "--stop", "1", is_served=False, PYTHONPATH=python_path)
     assert "torch was imported" in result[2]
 
 
-def test_the_waiting_command_imports_few_modules() -> None:
+def test_waiting_command_imports_few_modules() -> None:
     code = "import sys, fedpipe.__main__, fedpipe.cli.job_server; print(*sorted(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(studies.ROOT)!r}); {code}"],
@@ -429,7 +433,7 @@ def test_the_waiting_command_imports_few_modules() -> None:
     assert len(modules) < 90
 
 
-def test_no_other_user_can_send_commands(snakemake: Snakemake) -> None:
+def test_only_owner_has_access_to_socket_folder(snakemake: Snakemake) -> None:
     before = os.umask(0)
     try:
         assert snakemake.run("describe", "fedavg")[0] == 0
@@ -438,7 +442,7 @@ def test_no_other_user_can_send_commands(snakemake: Snakemake) -> None:
     assert stat.S_IMODE(Path(job_server.SOCKET_FOLDER).stat().st_mode) == 0o700
 
 
-def test_ctrl_c_before_a_job_has_begun_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_before_server_connection_exits_without_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(snakemake: int) -> None:
         raise KeyboardInterrupt
 

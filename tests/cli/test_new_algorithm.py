@@ -15,14 +15,14 @@ from tests import small_studies as studies
 
 
 def run(folder: Path, *module: str) -> str:
-    """Run `python -m MODULE` in a folder, so that its fedpipe is imported. Return its output."""
+    """Run `python -m MODULE` in a folder, so that the folder's fedpipe is imported. Return the output."""
     process = subprocess.run([sys.executable, "-m", *module], cwd=folder, capture_output=True, text=True)
     assert process.returncode == 0, process.stdout + process.stderr
     return process.stdout
 
 
 @pytest.mark.slow
-def test_a_new_algorithm_passes_the_contract_and_can_be_planned(tmp_path: Path) -> None:
+def test_new_algorithm_passes_contract_and_can_be_planned(tmp_path: Path) -> None:
     clone = studies.copy_project(tmp_path / "clone")
     output = run(clone, "fedpipe", "new-algorithm", "my_avg")
     files = ["fedpipe/algorithms/my_avg.py", "tests/algorithms/test_my_avg.py"]
@@ -42,8 +42,8 @@ def test_a_new_algorithm_passes_the_contract_and_can_be_planned(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_missing_parts_of_an_algorithm_are_errors(tmp_path: Path) -> None:
-    """With a file and no test, the contract's tests fail and print what is missing. None is skipped."""
+def test_contract_tests_fail_for_algorithm_without_test_file(tmp_path: Path) -> None:
+    """The failed tests print what is missing. No test is skipped."""
     clone = studies.copy_project(tmp_path / "clone")
     text = (clone / "fedpipe/algorithms/fedavg.py").read_text().replace("class FedAvg", "class Fake")
     (clone / "fedpipe/algorithms/fake.py").write_text(text)
@@ -84,7 +84,9 @@ def test_missing_parts_of_an_algorithm_are_errors(tmp_path: Path) -> None:
         ("mine", "tests/algorithms/test_mine.py"),
     ],
 )
-def test_nothing_is_overwritten(name: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_algorithm_rejects_invalid_or_existing_name(
+    name: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for path in ("fedpipe/algorithms/base.py", "tests/algorithms/test_mine.py"):
         (tmp_path / path).parent.mkdir(parents=True)
@@ -94,7 +96,7 @@ def test_nothing_is_overwritten(name: str, problem: str, tmp_path: Path, monkeyp
     assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 2
 
 
-def test_in_another_folder_the_error_names_the_right_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_algorithm_outside_clone_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SettingsError, match=r"^'mine' .* clone of fedpipe"):
         new_algorithm.write_algorithm_template("mine")

@@ -24,16 +24,16 @@ from tests.pipeline.conftest import ENVIRONMENT, Project
 HERE = Path(__file__).parent
 PROFILE = "workflow/profiles/slurm/config.yaml"
 ALL = ("snakemake", "--profile", "slurm", "all")
-#: `snakemake`, but it asks Slurm every two seconds.
+#: `snakemake` with a query of Slurm every two seconds.
 FAST_SNAKEMAKE = (sys.executable, str(HERE / "fast_polling.py"), "--profile", "slurm")
-#: Of faulty_algorithms.py: some minutes, so that no run ends before the test has seen it at work.
+#: Rounds of faulty_algorithms.py. They take minutes, so no run ends before the test has observed it.
 ROUNDS = 100
-PATIENCE = 600  #: seconds after which something hangs; nothing takes as long, on any machine
+PATIENCE = 600  #: maximum seconds of a command or a wait on any machine
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[slurm.Cluster]:
-    """Slurm, started once; skips where it is not installed, unless FEDPIPE_REQUIRE_SLURM is set."""
+    """Slurm, started once. Skip tests if it is not installed, unless FEDPIPE_REQUIRE_SLURM is set."""
     if absent := slurm.missing():
         output = f"Slurm is not installed here: {', '.join(absent)} not found"
         assert "FEDPIPE_REQUIRE_SLURM" not in os.environ, output
@@ -64,7 +64,7 @@ class Clone(Project):
     # -- commands ------------------------------------------------------------------------------------------------------
 
     def start(self, *command: str) -> subprocess.Popen[bytes]:
-        """Start a command, in a process group of its own."""
+        """Start a command in a new process group."""
         self._outputs.append(self.folder.parent / f"output-{len(self._outputs)}")
         with self._outputs[-1].open("wb") as output:
             running = subprocess.Popen(
@@ -88,7 +88,7 @@ class Clone(Project):
             running.send_signal(signal.SIGUSR1)
             raise
         output = self._running.pop(running).read_text()
-        assert not check or running.returncode == 0, f"it ended with {running.returncode}:\n{output}"
+        assert not check or running.returncode == 0, f"the command ended with {running.returncode}:\n{output}"
         return output
 
     def run_on_slurm(self, *command: str, check: bool = True) -> str:
@@ -96,11 +96,11 @@ class Clone(Project):
         return self.wait_for(self.start(*command), check)
 
     def wait_until(self, ready: Callable[[], Any], what: str) -> None:
-        """Wait until a condition is true. Fail if a command ends before."""
+        """Wait until a condition is true. Fail if a command ends earlier."""
         over = time.monotonic() + PATIENCE
         while not ready():
             for running in self._running:
-                assert running.poll() is None, f"it ended with {running.returncode} before {what}"
+                assert running.poll() is None, f"the command ended with {running.returncode} before {what}"
             assert time.monotonic() < over, f"{what}: not within {PATIENCE} seconds"
             time.sleep(0.5)
 
@@ -119,27 +119,27 @@ class Clone(Project):
     # -- observations --------------------------------------------------------------------------------------------------
 
     def list_segments(self) -> dict[int, str]:
-        """The algorithm of each running job that trains, by the job's number."""
+        """Return the algorithm of each running training job by the job's number."""
         prefix, jobs = "rule_segment_wildcards_", self.cluster.jobs()
         return {job: rule.removeprefix(prefix).split("_")[0] for job, rule in jobs.items() if rule.startswith(prefix)}
 
     def find_training_process(self, job: int) -> int | None:
-        """The process ID of the training in a job. None before it begins."""
+        """Return the process ID of the training in a job, or None before it begins."""
         for pid in self.cluster.processes(job):
-            with suppress(OSError):  # it ended meanwhile
+            with suppress(OSError):  # the process has ended
                 if b"/fedpipe\0segment\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     return pid
         return None
 
     def list_started_segments(self) -> dict[int, str]:
-        """Those of the segments that have completed a round."""
+        """Return the running segments that have completed a round."""
         jobs = self.list_segments().items()
         return {
             job: label for job, label in jobs if self.find_training_process(job) and ": round " in self.read_log(label)
         }
 
     def read_log(self, label: str) -> str:
-        """Output so far of the algorithm's last segment. Empty without one."""
+        """Read the output of the algorithm's last segment. It is empty without a segment."""
         with suppress(ValueError, FileNotFoundError), self.open_log(label) as log:
             return log.read()
         return ""
@@ -150,7 +150,7 @@ class Clone(Project):
         return path.open()
 
     def read_round_times(self) -> dict[tuple[str, int], str]:
-        """Times of every complete round. They change if a round is repeated."""
+        """Read the times of each complete round. They change if a round is repeated."""
         runs = self.folder.glob("results/runs/*/*")
         return {
             (run.parent.name, number): times for run in runs for number, times in studies.read_round_times(run).items()
@@ -160,11 +160,11 @@ class Clone(Project):
         return studies.hash_results(self.folder / "results/runs")
 
     def describe_events(self) -> str:
-        """Logs of commands, jobs and Slurm's daemons, and the queue."""
+        """Return the logs of commands, jobs and Slurm's daemons, and the queue."""
         logs = [*self.folder.glob("results/logs/*/*.log"), *self.folder.glob(".snakemake/slurm_logs/*/*/*.log")]
         message = [self.cluster.queue(), self.cluster.log()]
         for path in (*self._outputs, *logs):
-            with suppress(FileNotFoundError):  # Snakemake removed it meanwhile
+            with suppress(FileNotFoundError):  # Snakemake has removed it
                 message.append(f"-- {path} --\n{path.read_text()[-6000:]}")
         return "\n".join(message)
 
@@ -176,7 +176,7 @@ class Clone(Project):
         self.snakemake("partitions")
 
     def set_profile(self, training: dict[str, Any] | None = None, **values: Any) -> None:
-        """Edit the profile, as one does for one's own cluster: what training jobs ask for, and other keys."""
+        """Edit the profile: the resources of training jobs, and other keys."""
         path = self.folder / PROFILE
         profile = yaml.safe_load(path.read_text())
         profile["set-resources"]["segment"] |= training or {}
@@ -189,12 +189,12 @@ def clone(tmp_path: Path, cluster: slurm.Cluster) -> Iterator[Clone]:
     shutil.copy(HERE / "faulty_algorithms.py", project_clone.folder)
     yield project_clone
     project_clone.kill_commands()
-    print(project_clone.describe_events())  # pytest shows it where the test failed
+    print(project_clone.describe_events())  # pytest shows it if the test fails
     cluster.restore()
 
 
 def faulty_study(*labels: str) -> dict[str, Any]:
-    """A study of faulty_algorithms.py: algorithms with these names, each a run; ``failing`` fails once."""
+    """Make a study of faulty_algorithms.py with one run for each name. ``failing`` fails once."""
     classes = {"failing": "Once", "endless": "Endless", "hungry": "Hungry"}
     params = studies.settings(labels, ROUNDS)
     params["algorithms"] = {

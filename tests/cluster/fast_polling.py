@@ -1,8 +1,8 @@
-"""Snakemake's command line, asking Slurm every two seconds.
+"""Snakemake's command line, which queries Slurm every two seconds.
 
-Its plugin for Slurm asks ten seconds later each time that no job has finished. That is right for jobs of hours; tests
-of jobs of seconds would wait for nothing else. The plugin also asks for the first time while it is still being set up,
-early or late as threads happen to run; here always at once. SIGUSR1 makes it say what each of its threads does.
+The Slurm plugin waits ten seconds longer after each query without a finished job. This suits jobs of hours, but tests
+with jobs of seconds would only wait. The thread of the plugin's first query starts while the plugin is set up. Here the
+setup always waits for this query. SIGUSR1 prints the stack of each thread.
 """
 
 import faulthandler

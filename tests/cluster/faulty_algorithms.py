@@ -1,4 +1,4 @@
-"""Algorithms for tests of faults: FedAvg whose rounds last, and fail, as the test wants; their bits are FedAvg's."""
+"""FedAvg with slow or failing rounds, for tests of faults. Its bits are those of FedAvg."""
 
 import time
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ ROUND_SECONDS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Slow(FedAvg):
-    """Rounds that last and need no core, until there is a file ``hurry``; another ``copy`` is another run."""
+    """Rounds that sleep for two seconds until a file ``hurry`` exists. Another ``copy`` is another run."""
 
     copy: int = 0
 
@@ -26,7 +26,7 @@ class Slow(FedAvg):
 
 @dataclass(frozen=True, kw_only=True)
 class Endless(FedAvg):
-    """A round that takes longer than any job may."""
+    """A round that takes longer than the time limit of any job."""
 
     copy: int = 0
 
@@ -38,7 +38,7 @@ class Endless(FedAvg):
 
 @dataclass(frozen=True, kw_only=True)
 class Hungry(Slow):
-    """Wants 1.5 GB more than others, for as long as its rounds last."""
+    """Rounds that use 1.6 GB more memory than others."""
 
     def aggregate(self, server, uploads):
         eaten = np.ones(200_000_000)
@@ -49,7 +49,7 @@ class Hungry(Slow):
 
 @dataclass(frozen=True, kw_only=True)
 class Once(Slow):
-    """Fails at the end of its round if there is a file ``fail-once``, and takes that away."""
+    """A round that fails at its end if a file ``fail-once`` exists. It deletes this file."""
 
     def aggregate(self, server, uploads):
         combined, fault = super().aggregate(server, uploads), Path("fail-once")

@@ -1,8 +1,8 @@
-"""A real Slurm of one's own on this machine: controller, nodes, fake GPUs; no root, no systemd, no cgroups.
+"""A real Slurm on this machine with a controller, nodes and fake GPUs, but without root, systemd and cgroups.
 
-All daemons listen on the loopback device, keep everything in one folder, and die with the process that started them.
-Nodes are slurmd processes that claim more memory than the machine has; GPUs are character devices without use, which
-Slurm hands out as it would real ones. Knows Slurm 22.05 (Debian 12); where the binaries are missing, see `missing`.
+All daemons listen on the loopback device, write to one folder, and end with the process that started them. Nodes are
+slurmd processes that declare more memory than the machine has. GPUs are unused character devices, which Slurm allocates
+like real GPUs. It works with Slurm 22.05 (Debian 12). `missing` lists binaries that are not installed.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from typing import Any
 BINARIES = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun")
 PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 NODES = ("cpu1", "cpu2", "gpu1")
-GPUS = ("/dev/null", "/dev/zero")  # any character devices will do; regular files are refused
-MIN_JOB_AGE = 3600  #: seconds for which Slurm remembers a job that is done: tests look at them
+GPUS = ("/dev/null", "/dev/zero")  # any character devices work, but Slurm rejects regular files
+MIN_JOB_AGE = 3600  #: seconds for which Slurm remembers a finished job, because tests query them
 KILL_WAIT = 20  #: seconds from SIGTERM to SIGKILL
 
 
 def missing() -> list[str]:
-    """Programs of Slurm that are not here; on Debian: slurmctld, slurmd, slurm-client and munge."""
+    """List missing programs of Slurm. Debian's packages are slurmctld, slurmd, slurm-client and munge."""
     return [name for name in BINARIES if not shutil.which(name, path=PATH)]
 
 
 class Cluster:
     """Two CPU nodes (partition ``cpu``, the default), and a GPU node with two GPUs (partition ``gpu``).
 
-    Jobs of a third partition, ``urgent``, preempt those of ``gpu``. Slurm itself queues no job again.
+    Jobs of a third partition, ``urgent``, preempt those of ``gpu``. Slurm itself does not requeue jobs.
 
     Parameters
     ----------
     folder
-        Holds all of it; short, since the names of sockets must be.
+        The folder of all files. Its path must be short, because the paths of sockets are limited.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.conf = folder, folder / "slurm.conf"
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
-        #: Snakemake's job steps drop SLURM_CONF from the environment, but not PATH: so the commands are wrapped.
+        #: Snakemake's job steps remove SLURM_CONF from the environment but keep PATH, so the commands are wrapped.
         self.environment = os.environ | {"SLURM_CONF": str(self.conf), "PATH": f"{folder}/bin:{PATH}"}
 
     def start(self) -> None:
-        """Start everything; returns when all nodes are idle."""
+        """Start all daemons, and wait until all nodes are idle."""
         for name in ("state", "spool", "log", "bin"):
             (self.folder / name).mkdir(parents=True)
         self._configure()
@@ -70,7 +70,7 @@ class Cluster:
             self.start_node(node)
 
     def stop(self) -> None:
-        """End every daemon, and whatever jobs still run."""
+        """End all daemons and running jobs."""
         for node in NODES:
             if node in self._daemons:
                 self.kill_node(node)
@@ -79,25 +79,25 @@ class Cluster:
             daemon.wait()
 
     def start_node(self, node: str) -> None:
-        """Start a node, also one that died; returns when it is ready."""
+        """Start or restart a node, and wait until it is ready."""
         (self.folder / "spool" / node).mkdir(exist_ok=True)
         self._daemon(node, "slurmd", "-D", "-N", node, "-f", str(self.conf))
         self._until(node, lambda: {"UNKNOWN", "DOWN", "NOT_RESPONDING"}.isdisjoint(self.state(node)))
 
     def kill_controller(self) -> None:
-        """slurmctld is gone at once; jobs go on."""
+        """Kill slurmctld. Jobs continue."""
         daemon = self._daemons.pop("slurmctld")
         daemon.kill()
         daemon.wait()
 
     def start_controller(self, memory: int = MIN_JOB_AGE) -> None:
-        """Start slurmctld, which remembers a finished job for so many seconds; returns when it answers."""
+        """Start slurmctld, and wait for it. It remembers a finished job for ``memory`` seconds."""
         self.conf.write_text(re.sub(r"MinJobAge=\d+", f"MinJobAge={memory}", self.conf.read_text()))
         self._daemon("slurmctld", "slurmctld", "-D", "-f", str(self.conf))
         self._until("slurmctld", lambda: self._works("scontrol", "show", "config"))
 
     def restore(self) -> None:
-        """Cancel all jobs, and start every daemon that died, for whoever comes next."""
+        """Cancel all jobs and restart ended daemons for the next test."""
         if f"MinJobAge={MIN_JOB_AGE}\n" not in self.conf.read_text():
             self.kill_controller()
         if "slurmctld" not in self._daemons:
@@ -110,30 +110,30 @@ class Cluster:
                 self.start_node(node)
 
     def state(self, node: str) -> list[str]:
-        """IDLE, MIXED, ALLOCATED, DOWN or UNKNOWN, then flags such as NOT_RESPONDING.
+        """Return IDLE, MIXED, ALLOCATED, DOWN or UNKNOWN, then flags such as NOT_RESPONDING.
 
-        As the controller knows it: sinfo derives a state from allocations, and calls a node that is down ``mixed*`` for
-        minutes.
+        This is the state in the controller. sinfo derives its state from allocations, and shows ``mixed*`` for minutes
+        if a node is down.
         """
         shown = self.run("scontrol", "show", "node", "-o", node)
         return next(field for field in shown.split() if field.startswith("State=")).removeprefix("State=").split("+")
 
     def kill_node(self, node: str) -> None:
-        """A node loses power: its slurmd and all processes of its jobs are gone at once."""
+        """Simulate a power failure of a node: kill its slurmd and all processes of its jobs."""
         jobs = self.run("squeue", "-h", "-w", node, "-t", "R,CG,S", "-o", "%A").split()
         daemon = self._daemons.pop(node)
-        daemon.kill()  # first: it would tell the controller of steps that died, which a node without power does not
+        daemon.kill()  # before its jobs, because it would report their end to the controller
         daemon.wait()
         for job in jobs:
             self.kill(int(job))
 
     def kill(self, job: int) -> None:
-        """All processes of a job are gone at once."""
+        """Kill all processes of a job."""
         for pid in self.processes(job):
             _kill(pid)
 
     def processes(self, job: int) -> list[int]:
-        """All processes of a job: its step daemons, then what they started."""
+        """List the processes of a job: its step daemons, then their descendants."""
         table = {pid: (parent, command) for pid, parent, command in _processes()}
         daemons = [pid for pid, (_, command) in table.items() if command.startswith(f"slurmstepd: [{job}.")]
         found = [*daemons]
@@ -142,27 +142,27 @@ class Cluster:
         return found
 
     def run(self, *command: str) -> str:
-        """What a command of Slurm prints."""
+        """Run a command of Slurm. Return its output."""
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=True)
         return done.stdout
 
     def jobs(self, states: str = "R") -> dict[int, str]:
-        """The rule of each job in one of these states, by the job's number."""
+        """Return the rule of each job in these states by the job's number."""
         lines = self.run("squeue", "-h", "-t", states, "-o", "%A %k").splitlines()
         return {int(job): comment for job, _, comment in (line.partition(" ") for line in lines)}
 
     def details(self, job: int) -> dict[str, str]:
-        """What `scontrol show job` knows."""
+        """Return the fields of `scontrol show job`."""
         fields = self.run("scontrol", "show", "job", "-d", "-o", str(job)).split()
         return dict(field.split("=", 1) for field in fields if "=" in field)
 
     def queue(self) -> str:
-        """All jobs and nodes as Slurm shows them."""
+        """Return Slurm's lists of all jobs and nodes."""
         jobs = self.run("squeue", "-a", "-t", "all", "-S", "i", "-o", "%A %.12P %.12T %.20S %.20e %.30R %k")
         return f"{jobs}{self.run('sinfo', '-N', '-l')}"
 
     def log(self) -> str:
-        """The end of every daemon's log."""
+        """Return the end of each daemon's log."""
         return "\n".join(f"{path.name}:\n{path.read_text()[-4000:]}" for path in sorted(self.folder.glob("log/*")))
 
     def _works(self, *command: str) -> bool:
@@ -195,7 +195,7 @@ class Cluster:
         control, *ports = _free_ports(1 + len(NODES))
         lines = {
             "ClusterName": "fedpipe",
-            "FirstJobId": 1000 * control,  # a job's processes are found by its number, which no other cluster may have
+            "FirstJobId": 1000 * control,  # unique among clusters, because a job's number identifies its processes
             "SlurmctldHost": f"{host}(127.0.0.1)",
             "SlurmctldPort": control,
             "SlurmUser": user,
@@ -212,7 +212,7 @@ class Cluster:
             "TaskPlugin": "task/none",
             "JobAcctGatherType": "jobacct_gather/linux",
             "JobAcctGatherFrequency": "task=3",
-            "JobAcctGatherParams": "OverMemoryKill",  # as cgroups would, which a container lacks
+            "JobAcctGatherParams": "OverMemoryKill",  # instead of cgroups, which a container does not have
             "AccountingStorageType": "accounting_storage/none",
             "PropagateResourceLimits": "NONE",
             "SelectType": "select/cons_tres",
@@ -224,10 +224,10 @@ class Cluster:
             "PreemptMode": "REQUEUE",
             "GresTypes": "gpu",
             "ReturnToService": 2,
-            "SlurmdParameters": "config_overrides",  # believe the CPUs and memory written below
+            "SlurmdParameters": "config_overrides",  # use the CPUs and memory of the lines below
             "MinJobAge": MIN_JOB_AGE,
             "SlurmctldTimeout": 30,
-            "SlurmdTimeout": 20,  # no less: a machine that is busy must not look like a node that died
+            "SlurmdTimeout": 20,  # long enough for a busy machine
             "MessageTimeout": 60,
             "KillWait": KILL_WAIT,
             "CompleteWait": 0,
@@ -253,7 +253,7 @@ class Cluster:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, of those that the system gives to no connection: they stay free until used."""
+    """Find free ports outside the range that the system uses for connections, so they stay free."""
     low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     found: list[int] = []
     ports = [*range(1024, low), *range(high + 1, 2**16)] or [*range(1024, 2**16)]
@@ -267,12 +267,12 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _processes() -> Iterator[tuple[int, int, str]]:
-    """Number, parent and command line of every process."""
+    """Yield the ID, parent and command line of each process."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
             command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:  # it ended meanwhile
+        except OSError:  # the process has ended
             continue
         yield int(folder.name), parent, command
 
@@ -285,7 +285,7 @@ def _kill(pid: int) -> None:
 
 
 def main() -> None:
-    """A cluster for trying things out: python -m tests.cluster.slurm FOLDER; ends with Ctrl+C."""
+    """Start a cluster for experiments with `python -m tests.cluster.slurm FOLDER`, and end it with Ctrl+C."""
     cluster = Cluster(Path(sys.argv[1]).resolve())
     cluster.start()
     print(f"export SLURM_CONF={cluster.conf} PATH={cluster.folder}/bin:$PATH", flush=True)

@@ -1,7 +1,7 @@
-"""A study on a real Slurm, and what breaks there: the same command again completes, with the same bits.
+"""Studies on a real Slurm, also with faults. The same command completes a study with equal bits.
 
-Jobs of faulty_algorithms.py are slow until the test has observed them and calls `clone.skip_delays()`. So
-nothing depends on how fast the machine is.
+Jobs of faulty_algorithms.py are slow until the test has observed them and calls `clone.skip_delays()`, so the tests do
+not depend on the speed of the machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STOPPED = "stopped by SIGTERM after round"
 
 @pytest.fixture
 def reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """``reference(params)``: the bits of a study's runs, computed here without jobs."""
+    """``reference(params)`` computes the bits of a study's runs without jobs."""
 
     def compute(params: dict) -> dict[str, str]:
         folder = tmp_path / "reference"
@@ -45,8 +45,8 @@ def reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return compute
 
 
-def test_the_literal_command_makes_the_local_table_bit_for_bit(clone: Clone, tmp_path: Path) -> None:
-    """With the profile as shipped, on two CPU nodes and a GPU node with two GPUs."""
+def test_slurm_results_equal_local_results_bit_for_bit(clone: Clone, tmp_path: Path) -> None:
+    """Use the unchanged profile on two CPU nodes and a GPU node with two GPUs."""
     params = studies.settings(("fedavg", "feddw"), 3)
     local = Project(studies.copy_project(tmp_path / "local"))
     for project in (local, clone):
@@ -66,15 +66,15 @@ def test_the_literal_command_makes_the_local_table_bit_for_bit(clone: Clone, tmp
         assert job["NumCPUs"] == ("4" if training else "1")
         assert job.get("TresPerJob") == ("gres:gpu:1" if training else None)
         assert job["TimeLimit"] == ("04:00:00" if training else "01:00:00")
-        assert memory(job) == (16000 if training else 4000)
+        assert parse_memory(job) == (16000 if training else 4000)
     for label in ("fedavg", "feddw"):
         threads = min(4, len(os.sched_getaffinity(0)))
-        assert f" {threads} threads of " in clone.read_log(label), "what was granted and is there"
+        assert f" {threads} threads of " in clone.read_log(label), "granted cores that this machine has"
     assert "Nothing to be done" in clone.run_on_slurm(*ALL)
 
 
-def test_a_search_selects_the_same_draws_on_slurm(clone: Clone, tmp_path: Path) -> None:
-    """Also TPE's draws. Its first batch are the first draws of the Sobol sequence, whose runs are reused."""
+def test_search_on_slurm_equals_local_search(clone: Clone, tmp_path: Path) -> None:
+    """TPE begins with the first draws of the Sobol sequence, so it reuses their runs."""
     over = {"federation.learning_rate": {"log": [0.01, 1]}}
     tune = {"over": over, "draws": 4, "rungs": [1, 2], "by": "personal-on-validation", "seeds": [7]}
     local = Project(studies.copy_project(tmp_path / "local"))
@@ -104,8 +104,8 @@ def test_a_search_selects_the_same_draws_on_slurm(clone: Clone, tmp_path: Path) 
     assert "Nothing to be done" in clone.run_on_slurm(*RUNS)
 
 
-def test_the_words_of_the_readme_run_on_slurm(clone: Clone) -> None:
-    """Run them as written: `fedpipe run`, `snakemake`, and DVC, which records the results."""
+def test_readme_slurm_commands_run(clone: Clone) -> None:
+    """Run the README's commands: `fedpipe run`, `snakemake`, and DVC, which records the results."""
     clone.run("git", "init", "-q")
     studies.write(studies.settings(rounds=1), clone.folder)
     clone.commit()
@@ -117,14 +117,14 @@ def test_the_words_of_the_readme_run_on_slurm(clone: Clone) -> None:
     clone.edit(federation={"learning_rate": 0.05})
     output = clone.run_on_slurm("bash", "-c", "FEDPIPE_PROFILE=slurm dvc repro")
     log = max((clone.folder / ".snakemake/log").glob("*.log")).read_text()
-    assert "SLURM run ID" in log, "as docs/cluster.md says"
+    assert "SLURM run ID" in log, "docs/cluster.md describes this line"
     assert "submitted with SLURM jobid" in log
     assert "Running stage 'train@fedavg'" in output
     assert bits.items() < clone.hash_results().items()
 
 
-def test_what_breaks_is_queued_again_and_goes_on(clone: Clone, reference) -> None:
-    """Jobs that are preempted, one that is cancelled, one that fails, and a node that dies."""
+def test_preempted_cancelled_and_failed_jobs_resume(clone: Clone, reference) -> None:
+    """Jobs are preempted, a job is cancelled, another fails, and a node loses power."""
     labels = ("failing", "unlucky")
     params = faulty_study(*labels)
     clone.prepare_study(params)
@@ -132,7 +132,7 @@ def test_what_breaks_is_queued_again_and_goes_on(clone: Clone, reference) -> Non
     running = clone.start(*RUNS)
 
     def attempt(number: int, ended: Collection[int] = ()) -> dict[str, int]:
-        """The next job of each algorithm, once both have done a round."""
+        """Return the next job of each algorithm after both have completed a round."""
         clone.wait_until(
             lambda: len(clone.list_started_segments().keys() - ended) == 2, f"both did a round in attempt {number}"
         )
@@ -150,9 +150,11 @@ def test_what_breaks_is_queued_again_and_goes_on(clone: Clone, reference) -> Non
     done, logs = clone.read_round_times(), [clone.open_log(label) for label in labels]
     clone.cluster.run("sbatch", "-p", "urgent", "--gpus=2", "-o", "/dev/null", "--wrap", "true")
     second = attempt(2, first.values())
-    assert all(STOPPED in log.read() for log in logs), "both were preempted"
+    assert all(STOPPED in log.read() for log in logs), "both jobs should be preempted"
     for label, job in second.items():
-        assert memory(clone.cluster.details(job)) == memory(asked[label]), "it did not run out of memory"
+        assert parse_memory(clone.cluster.details(job)) == parse_memory(asked[label]), (
+            "a preempted job should request the same memory"
+        )
 
     done, log = done | clone.read_round_times(), clone.open_log("failing")
     (clone.folder / "fail-once").touch()
@@ -169,11 +171,11 @@ def test_what_breaks_is_queued_again_and_goes_on(clone: Clone, reference) -> Non
     assert "'CANCELLED'" in output
     assert "'NODE_FAIL'" in output
     assert clone.hash_runs() == reference(params)
-    assert done.items() <= clone.read_round_times().items(), "rounds were done twice"
+    assert done.items() <= clone.read_round_times().items(), "rounds were repeated"
 
 
-def test_a_job_over_its_time_limit_goes_on_in_the_next(clone: Clone, reference) -> None:
-    """On GPUs of a model that the profile names."""
+def test_job_over_time_limit_resumes_in_next_job(clone: Clone, reference) -> None:
+    """The profile requests GPUs of a model."""
     params = faulty_study("slow")
     clone.prepare_study(params)
     clone.set_profile(training={"gpu_model": "fake"})
@@ -183,7 +185,7 @@ def test_a_job_over_its_time_limit_goes_on_in_the_next(clone: Clone, reference) 
     assert clone.cluster.details(first)["TresPerJob"] == "gres:gpu:fake:1"
 
     log = clone.open_log(label)
-    # Hours become the two minutes before which SIGTERM comes; Slurm looks at limits every half minute.
+    # SIGTERM comes two minutes before the limit. Slurm checks limits every half minute.
     clone.cluster.run("scontrol", "update", f"JobId={first}", "TimeLimit=2")
     clone.wait_until(lambda: clone.list_started_segments().keys() - {first}, "the next did a round")
     assert STOPPED in log.read()
@@ -194,8 +196,8 @@ def test_a_job_over_its_time_limit_goes_on_in_the_next(clone: Clone, reference) 
     assert done.items() <= clone.read_round_times().items()
 
 
-def test_an_outage_longer_than_slurms_memory(clone: Clone, reference) -> None:
-    """While slurmctld is down one job ends and another dies; both are forgotten before Snakemake has asked twice."""
+def test_jobs_survive_slurm_outage_longer_than_its_memory(clone: Clone, reference) -> None:
+    """While slurmctld is down, a job ends and another is killed. Slurm forgets both before Snakemake's second query."""
     params = faulty_study("ending", "dying")
     clone.prepare_study(params)
     running = clone.start(*RUNS)
@@ -210,14 +212,14 @@ def test_an_outage_longer_than_slurms_memory(clone: Clone, reference) -> None:
     clone.cluster.start_controller(memory=2)
     output = clone.wait_for(running)
     assert output.count("Slurm has no record of this job, and its output files are missing") == 1
-    assert submissions(output) == 3, "two segments, one of them twice"
+    assert count_submissions(output) == 3, "two segments, one of them twice"
     assert done.items() <= clone.read_round_times().items()
     assert clone.hash_runs() == reference(params)
     assert "Nothing to be done" in clone.run_on_slurm("snakemake", "--profile", "slurm", "runs")
 
 
-def test_memory_grows_after_running_out_of_it(clone: Clone) -> None:
-    """Up to what the largest node has, never beyond."""
+def test_job_out_of_memory_requests_more_memory(clone: Clone) -> None:
+    """The second attempt requests twice the memory."""
     clone.prepare_study(faulty_study("hungry"))
     clone.set_profile(training={"mem_mb": 1500}, retries=1)
     running = clone.start(*RUNS)
@@ -225,19 +227,19 @@ def test_memory_grows_after_running_out_of_it(clone: Clone) -> None:
     clone.skip_delays()
     output = clone.wait_for(running)
     first, second = (int(job) for job in re.findall(r"rule_segment/hungry_\S+/(\d+)\.log\)", output))
-    assert [memory(clone.cluster.details(job)) for job in (first, second)] == [1500, 3000]
+    assert [parse_memory(clone.cluster.details(job)) for job in (first, second)] == [1500, 3000]
     assert "ran out of memory and now requests 3000 MB" in output
 
 
-def test_a_time_limit_shorter_than_a_round_is_told(clone: Clone) -> None:
-    """By the partition, which would never start the job; by the job that is not queued again."""
+def test_snakemake_reports_time_limit_shorter_than_round(clone: Clone) -> None:
+    """The limit of a partition prevents the job's start. A job that reaches its own limit is not queued again."""
     clone.prepare_study(faulty_study("endless"))
     clone.set_profile(retries=5)
     clone.cluster.run("scontrol", "update", "PartitionName=gpu", "MaxTime=100")
     output = clone.run_on_slurm(*RUNS, check=False)
     assert "It requests more time than its partition allows" in output
     assert not clone.cluster.jobs("PD,R")
-    assert submissions(output) == 1
+    assert count_submissions(output) == 1
 
     clone.cluster.run("scontrol", "update", "PartitionName=gpu", "MaxTime=INFINITE")
     running = clone.start(*RUNS)
@@ -250,11 +252,11 @@ def test_a_time_limit_shorter_than_a_round_is_told(clone: Clone) -> None:
     assert "SIGTERM before a round was complete" in log.read()
     assert "Its time ended before a round was complete" in output
     assert "The time of a job is `runtime` in the profile" in output
-    assert submissions(output) == 1
+    assert count_submissions(output) == 1
 
 
-def test_a_path_that_gets_lost_on_the_way_is_refused(clone: Clone) -> None:
-    """Before any job is submitted."""
+def test_project_folder_with_dollar_is_rejected(clone: Clone) -> None:
+    """No job is submitted."""
     clone.prepare_study(studies.settings(rounds=1))
     clone.folder = clone.folder.rename(clone.folder.with_name("a$(touch PWN) {b}"))
     before = clone.cluster.jobs("all")
@@ -265,8 +267,8 @@ def test_a_path_that_gets_lost_on_the_way_is_refused(clone: Clone) -> None:
     assert not list(clone.folder.parent.rglob("PWN"))
 
 
-def test_snakemake_interrupted_and_killed(clone: Clone, reference) -> None:
-    """By SIGINT, which cancels its jobs; by SIGKILL, which leaves an orphan that writes on."""
+def test_runs_resume_after_snakemake_is_interrupted_or_killed(clone: Clone, reference) -> None:
+    """SIGINT cancels the jobs of Snakemake. SIGKILL leaves an orphaned job, which continues to write."""
     params = faulty_study("slow")
     clone.prepare_study(params)
     running = clone.start(*RUNS)
@@ -287,7 +289,7 @@ def test_snakemake_interrupted_and_killed(clone: Clone, reference) -> None:
     unlock, again = (line.strip() for line in output.partition("killed, type\n")[2].splitlines()[:2])
     assert (unlock, again) == ("snakemake --unlock", "snakemake --profile slurm runs")
     clone.run(*unlock.split())
-    assert orphan in clone.list_segments(), "it should write on"
+    assert orphan in clone.list_segments(), "the orphaned job should continue"
 
     running = clone.start(*RUNS)
     clone.wait_until(
@@ -301,7 +303,7 @@ def test_snakemake_interrupted_and_killed(clone: Clone, reference) -> None:
     assert "Nothing to be done" in clone.run_on_slurm("snakemake", "--profile", "slurm", "runs")
 
 
-def test_two_studies_at_once_share_what_is_there(clone: Clone, reference) -> None:
+def test_concurrent_studies_share_partitions(clone: Clone, reference) -> None:
     params, other = faulty_study("one"), faulty_study("two")
     other["algorithms"]["two"]["copy"] = 1
     studies.write(other, clone.folder)
@@ -317,7 +319,7 @@ def test_two_studies_at_once_share_what_is_there(clone: Clone, reference) -> Non
     for output in map(clone.wait_for, both):
         assert count_jobs(output)["segment"] == 1
         assert not count_jobs(output)["partition"]
-        assert "fedpipe: another Snakemake" not in output, "neither locks what the other makes"
+        assert "fedpipe: another Snakemake" not in output, "the studies should not lock files of each other"
     assert "| one " in (clone.folder / "results/tables/results.md").read_text()
     assert "| two " in (clone.folder / "results/studies/other/tables/results.md").read_text()
     assert {path: path.stat().st_mtime_ns for path in modification_times} == modification_times
@@ -326,8 +328,8 @@ def test_two_studies_at_once_share_what_is_there(clone: Clone, reference) -> Non
     assert clone.hash_runs() == reference(params)
 
 
-def test_many_runs_in_one_job_go_on_in_the_next(clone: Clone, reference) -> None:
-    """The script as shipped, where nothing was made: runs side by side, SIGTERM as at the end, the next job."""
+def test_one_job_script_resumes_runs_in_next_job(clone: Clone, reference) -> None:
+    """The unchanged script runs a new study: parallel runs, SIGTERM before the time limit, and the next job."""
     params = faulty_study("one", "two", "three")
     studies.write(params, clone.folder)
     output = clone.run_on_slurm("sbatch", "--time=600", "slurm/one-job.sh", "--params", "params.yaml")
@@ -344,7 +346,7 @@ def test_many_runs_in_one_job_go_on_in_the_next(clone: Clone, reference) -> None
         lambda: len({label for label, _ in clone.read_round_times()}) == 3, "all three did a round at once"
     )
     (running,) = clone.cluster.jobs()
-    clone.cluster.run("scontrol", "update", f"JobId={running}", "TimeLimit=2")  # two minutes before the end are now
+    clone.cluster.run("scontrol", "update", f"JobId={running}", "TimeLimit=2")  # so SIGTERM comes now
     clone.wait_until(lambda: ended(1), "the first job ended")
     assert "Snakemake ended before all jobs were done" in log(1)
     assert all(STOPPED in clone.read_log(label) for label in ("one", "two", "three"))
@@ -358,10 +360,10 @@ def test_many_runs_in_one_job_go_on_in_the_next(clone: Clone, reference) -> None
     assert all(f"| {label} " in table for label in params["algorithms"])
 
 
-def submissions(output: str) -> int:
+def count_submissions(output: str) -> int:
     return len(re.findall(r"has been submitted with SLURM jobid", output))
 
 
-def memory(job: dict[str, str]) -> int:
-    """MB of memory that a job asked for."""
+def parse_memory(job: dict[str, str]) -> int:
+    """Return the MB of memory that a job requested."""
     return int(re.search(r"mem=(\d+)M", job["TRES"])[1])

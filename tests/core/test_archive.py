@@ -1,4 +1,4 @@
-"""The small files of a folder in one pack."""
+"""Packs, which contain the small files of a folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests import small_studies as studies
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFiles:
-    """Two rounds of three files each, one of them with a tensor file."""
+    """Write two rounds of three files each. The second also has a tensor file."""
     files = RunFiles(tmp_path / "run")
     for number in (0, 1):
         storage_files.write_json(files.get_round_files(number).marker, {"round": number})
@@ -43,14 +43,14 @@ def list_small_files(run: RunFiles) -> list[Path]:
     ]
 
 
-def test_packed_files_are_read_where_they_were(run: RunFiles) -> None:
+def test_packed_files_are_read_by_original_paths(run: RunFiles) -> None:
     hashes = {path: storage_files.compute_file_sha256(path) for path in list_small_files(run)}
     packing.pack_folder(run.rounds_folder)
     assert [path for path in run.path.rglob("*") if path.is_file()] == [
         run.path / "rounds.zip",
         run.get_round_files(1).server_state,
     ]
-    assert not run.get_round_files(0).path.exists(), "an empty folder is gone"
+    assert not run.get_round_files(0).path.exists(), "packing deletes empty folders"
     assert {path: storage_files.compute_file_sha256(path) for path in list_small_files(run)} == hashes
     for path, sha256 in hashes.items():
         assert storage_files.is_stored(path)
@@ -76,7 +76,7 @@ def test_packed_files_are_read_where_they_were(run: RunFiles) -> None:
         storage_files.read_json(run.get_round_files(1).marker, "0" * 64)
 
 
-def test_bytes_depend_on_names_and_contents_alone(run: RunFiles, tmp_path: Path) -> None:
+def test_pack_bytes_depend_only_on_names_and_contents(run: RunFiles, tmp_path: Path) -> None:
     packing.pack_folder(run.rounds_folder)
     assert archive.build_pack({"b/2": b"two", "a/1": b"one"}) == archive.build_pack({"a/1": b"one", "b/2": b"two"})
     data = archive.get_pack_path(run.rounds_folder).read_bytes()
@@ -87,8 +87,8 @@ def test_bytes_depend_on_names_and_contents_alone(run: RunFiles, tmp_path: Path)
         assert pack.testzip() is None
 
 
-def test_unpacked_files_are_as_old_as_the_pack(run: RunFiles) -> None:
-    """Otherwise Snakemake would recompute files that are newer."""
+def test_unpacked_files_have_modification_time_of_pack(run: RunFiles) -> None:
+    """If unpacked files were newer than the pack, Snakemake would recompute what depends on them."""
     contents = {path: path.read_bytes() for path in list_small_files(run)}
     packing.pack_folder(run.rounds_folder)
     mtime_ns = archive.get_pack_path(run.rounds_folder).stat().st_mtime_ns
@@ -99,7 +99,7 @@ def test_unpacked_files_are_as_old_as_the_pack(run: RunFiles) -> None:
     assert not archive.get_pack_path(run.rounds_folder).exists()
 
 
-def test_loose_files_take_precedence_over_the_pack(run: RunFiles) -> None:
+def test_loose_files_override_packed_files(run: RunFiles) -> None:
     packing.pack_folder(run.rounds_folder)
     storage_files.write_json(run.get_round_files(1).times, {"train": 7})
     storage_files.write_json(run.get_round_files(2).marker, {"round": 2})
@@ -112,10 +112,8 @@ def test_loose_files_take_precedence_over_the_pack(run: RunFiles) -> None:
 
 
 @pytest.mark.parametrize("name", ["sweep", "pack"])
-def test_a_write_survives_another_process_that_begins_with_the_run(
-    run: RunFiles, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """During the write, or just before it, when the folder exists but is empty."""
+def test_write_survives_cleanup_by_other_process(run: RunFiles, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cleanup happens during the write, or just before it, when the folder exists but is empty."""
     module, step = (storage_files, "_get_umask") if name == "sweep" else (tempfile, "mkstemp")
     original = getattr(module, step)
     run.get_round_files(2).path.mkdir()
@@ -134,7 +132,7 @@ def test_a_write_survives_another_process_that_begins_with_the_run(
     assert not list(run.path.rglob("*.tmp"))
 
 
-def test_a_damaged_member_is_named_and_made_again(run: RunFiles) -> None:
+def test_damaged_pack_member_raises_until_rewritten(run: RunFiles) -> None:
     packing.pack_folder(run.rounds_folder)
     pack, member = archive.get_pack_path(run.rounds_folder), archive.read_pack_member(run.get_round_files(1).metrics)
     data = bytearray(pack.read_bytes())
@@ -149,7 +147,7 @@ def test_a_damaged_member_is_named_and_made_again(run: RunFiles) -> None:
         with pytest.raises(PackError, match=r"rounds\.zip is damaged \(Bad CRC-32 for file '0001/metrics\.parquet'\)"):
             step(run.rounds_folder)
         assert pack.read_bytes() == data
-        assert run.get_round_files(2).marker.exists(), "the file is not packed and still exists"
+        assert run.get_round_files(2).marker.exists(), "a failed step keeps the loose file"
     storage_files.write_parquet(run.get_round_files(1).metrics, pa.table({"round": [1]}))
     packing.pack_folder(run.rounds_folder)
     assert storage_files.read_parquet(run.get_round_files(1).metrics).to_pydict() == {"round": [1]}
@@ -162,7 +160,7 @@ WORD = b"word" * 100
 def build_archive(
     *members: tuple[str, bytes], compress: int = zipfile.ZIP_STORED, attributes: int = 0o600 << 16
 ) -> bytes:
-    """An archive with any names."""
+    """Build a ZIP archive whose members have arbitrary names."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as zip_file, warnings.catch_warnings(action="ignore"):
         for name, data in members:
@@ -173,7 +171,7 @@ def build_archive(
 
 
 def build_overlapping_archive() -> bytes:
-    """All names in the directory have the same bytes, so that reading all gives many times the file's size."""
+    """Build an archive whose members share their bytes, so that their total size is many times the file's size."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as zip_file:
         zip_file.writestr(zipfile.ZipInfo("0001/round.json", archive.MEMBER_TIMESTAMP), WORD * 100)
@@ -211,8 +209,8 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_a_pack_that_is_not_what_we_write_is_refused(run: RunFiles, kind: str, tmp_path: Path) -> None:
-    """Every operation rejects it, and nothing is written."""
+def test_hostile_pack_is_rejected(run: RunFiles, kind: str, tmp_path: Path) -> None:
+    """Every operation raises an error and writes nothing."""
     archive.get_pack_path(run.rounds_folder).write_bytes(HOSTILE[kind]())
     contents = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for step in (
@@ -229,7 +227,7 @@ def test_a_pack_that_is_not_what_we_write_is_refused(run: RunFiles, kind: str, t
     assert not Path(tempfile.gettempdir(), "PWNED").exists()
 
 
-def test_a_link_in_a_pack_becomes_a_file(run: RunFiles) -> None:
+def test_symlink_in_pack_becomes_regular_file(run: RunFiles) -> None:
     archive.get_pack_path(run.rounds_folder).write_bytes(
         build_archive(("0005/round.json", b"/etc/passwd"), attributes=0o120777 << 16)
     )
@@ -238,27 +236,27 @@ def test_a_link_in_a_pack_becomes_a_file(run: RunFiles) -> None:
     assert run.get_round_files(5).marker.read_bytes() == b"/etc/passwd"
 
 
-def test_a_pack_that_is_a_folder_is_named(run: RunFiles) -> None:
+def test_pack_that_is_a_folder_is_rejected(run: RunFiles) -> None:
     archive.get_pack_path(run.rounds_folder).mkdir()
     with pytest.raises(PackError, match=r"rounds\.zip is damaged \(.*Is a directory"):
         run.list_complete_rounds()
 
 
-def test_a_pack_takes_every_file_of_a_round_but_tensors(run: RunFiles) -> None:
+def test_pack_contains_all_round_files_except_tensors(run: RunFiles) -> None:
     names = {name for name in vars(RoundFiles) if isinstance(getattr(RoundFiles, name), property)}
     paths = [getattr(run.get_round_files(3), name) for name in names]
     assert {path.name for path in paths if not archive.is_packable(path)} == set(storage_files.TENSOR_FILES)
     note = run.get_round_files(1).path / "note.json"
     note.write_text("{}")
     packing.pack_folder(run.rounds_folder)
-    assert note.read_text() == "{}", "a user's file stays"
+    assert note.read_text() == "{}", "packing keeps a user's file"
     assert run.list_complete_rounds() == [0, 1]
 
 
 @pytest.mark.parametrize(
     "name", ["../../../secret.json", "/etc/passwd", "other.pt", "0001/round.json", "../../x/0001/round.json", ""]
 )
-def test_a_record_speaks_of_files_of_its_round_alone(run: RunFiles, name: str) -> None:
+def test_round_record_rejects_files_of_other_folders(run: RunFiles, name: str) -> None:
     files = run.get_round_files(1)
     storage_files.write_json(files.marker, {"sha256": {"server.pt": "0", name: "0"}})
     with pytest.raises(ArtifactError, match=rf"0001/round\.json can't be read \('{re.escape(name)}' is not a file"):
@@ -269,7 +267,7 @@ def test_a_record_speaks_of_files_of_its_round_alone(run: RunFiles, name: str) -
             layout.read_round_digests(files, files.marker)
 
 
-def test_a_record_that_does_not_name_the_file_is_named(tmp_path: Path) -> None:
+def test_record_without_checksum_of_file_is_rejected(tmp_path: Path) -> None:
     for record in ({}, [], {"other.parquet": "0"}):
         storage_files.write_json(tmp_path / "joined.json", record)
         with pytest.raises(ArtifactError, match=r"joined\.json does not record the SHA-256 of metrics\.parquet"):
@@ -292,8 +290,8 @@ for number in range(first, 60, 2):
 """
 
 
-def test_segments_of_two_studies_pack_one_run_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two processes, such as those of two studies with different lengths, pack one run without losing files."""
+def test_two_processes_pack_one_run_without_losing_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For example, two studies with different numbers of rounds share a run."""
     monkeypatch.chdir(tmp_path)
     commands = [[sys.executable, "-c", WRITER, str(first)] for first in (0, 1)]
     processes = [subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(studies.ROOT)}) for command in commands]
@@ -308,7 +306,7 @@ def test_segments_of_two_studies_pack_one_run_at_once(tmp_path: Path, monkeypatc
     assert len(archive.list_pack_members(archive.get_pack_path(run.rounds_folder))) == 120
 
 
-def test_a_file_that_is_rewritten_while_it_is_packed_stays(run: RunFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_rewritten_during_packing_stays_loose(run: RunFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     path, original = run.get_round_files(1).times, archive.build_pack
 
     def rewrite_and_build(files: Any) -> bytes:

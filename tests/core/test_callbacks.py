@@ -1,4 +1,4 @@
-"""Callbacks get all rounds, change no result, and do not stop a run if they fail."""
+"""Callbacks receive all rounds, do not change results, and do not stop a run if they fail."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.cli.test_cli import run_command as printed
 from tests.docs.page_blocks import blocks
 
 ROUNDS = 3
-#: A user's module. The diary is a file, because a callback is in the job's process.
+#: A user's module. The diary is a file, because a callback runs in the job's process.
 CUSTOM_MODULE = """
 import json
 from fedpipe.core.callbacks import Callback
@@ -78,7 +78,7 @@ def run_segment(plan: planner.NewPlan, stop: int) -> str:
 
 
 def compute_accuracies(plan: planner.NewPlan) -> dict[int, dict[str, float]]:
-    """Accuracies by round and protocol from the run's files."""
+    """Compute the accuracies by round and protocol from the run's files."""
     accuracies: dict[int, dict[str, float]] = {}
     (run,) = plan.runs
     for number in range(1, ROUNDS + 1):
@@ -88,7 +88,7 @@ def compute_accuracies(plan: planner.NewPlan) -> dict[int, dict[str, float]]:
     return accuracies
 
 
-def test_a_callback_gets_every_round_and_each_job_that_resumes(folder: Path) -> None:
+def test_callback_receives_every_round_of_resumed_run(folder: Path) -> None:
     plan = studies.prepare(study("own.Diary"))
     assert Plan.read(plan.study_files.plan).execution.callbacks == ("own.Diary",)
     run_segment(plan, 2)
@@ -107,7 +107,7 @@ def test_a_callback_gets_every_round_and_each_job_that_resumes(folder: Path) -> 
     ]
 
 
-def test_no_key_and_no_bit_depends_on_callbacks(folder: Path) -> None:
+def test_keys_and_results_do_not_depend_on_callbacks(folder: Path) -> None:
     plan = studies.prepare(study("own.Diary"))
     run_segment(plan, ROUNDS)
     bits = studies.hash_results(folder / "results/runs")
@@ -119,7 +119,7 @@ def test_no_key_and_no_bit_depends_on_callbacks(folder: Path) -> None:
     assert sum(entry[0] == "begin" for entry in read_diary()) == 1
 
 
-def test_a_callback_that_fails_is_removed_and_the_run_continues(folder: Path) -> None:
+def test_run_continues_without_failing_callback(folder: Path) -> None:
     plan = studies.prepare(study("own.Failing", "own.Diary"))
     output = run_segment(plan, ROUNDS)
     (run,) = plan.runs
@@ -129,8 +129,8 @@ def test_a_callback_that_fails_is_removed_and_the_run_continues(folder: Path) ->
     assert [entry[0] for entry in read_diary()] == ["begin", *["round"] * 3, "end"]
 
 
-def test_a_callback_that_can_not_be_created_or_imported_is_removed_too(folder: Path) -> None:
-    """For example on a node without the packages that its module imports."""
+def test_run_continues_if_callback_cannot_be_imported_or_created(folder: Path) -> None:
+    """For example, a node may lack the packages that the module imports."""
     plan = studies.prepare(study("own.Broken", "own.Diary"))
     (run,) = plan.runs
     output = printed("segment", str(run.path), "--stop", "1", "--callbacks", "own.Broken elsewhere.Board own.Diary")
@@ -141,7 +141,7 @@ def test_a_callback_that_can_not_be_created_or_imported_is_removed_too(folder: P
     assert [entry[0] for entry in read_diary()] == ["begin", "round", "end"]
 
 
-def test_a_round_that_is_not_measured_has_no_accuracies(folder: Path) -> None:
+def test_round_without_evaluation_has_no_accuracies(folder: Path) -> None:
     plan = studies.prepare(study("own.Diary", evaluation={"every": 3, "protocols": ["trained-on-local"]}))
     run_segment(plan, ROUNDS)
     rounds = [entry[3] for entry in read_diary() if entry[0] == "round"]
@@ -149,7 +149,7 @@ def test_a_round_that_is_not_measured_has_no_accuracies(folder: Path) -> None:
     assert list(rounds[2]) == ["trained-on-local"]
 
 
-def test_callbacks_get_single_rounds_when_they_are_evaluated(folder: Path) -> None:
+def test_evaluate_command_calls_callbacks_for_its_round(folder: Path) -> None:
     plan = studies.prepare(study("own.Diary"))
     (run,) = plan.runs
     path = str(run.path)
@@ -172,7 +172,7 @@ def test_callbacks_get_single_rounds_when_they_are_evaluated(folder: Path) -> No
         (["own.Diary", "own.Diary"], r"'own\.Diary' is listed twice"),
     ],
 )
-def test_a_name_that_is_not_a_callback_is_rejected_before_any_job(folder: Path, names: list[str], message: str) -> None:
+def test_plan_rejects_invalid_callback_names(folder: Path, names: list[str], message: str) -> None:
     studies.write(study(*names), folder)
     with pytest.raises(SettingsError, match=rf"^execution\.callbacks: {message}"):
         planner.make_plan()
@@ -180,10 +180,10 @@ def test_a_name_that_is_not_a_callback_is_rejected_before_any_job(folder: Path, 
 
 @pytest.mark.parametrize("name", callbacks.TRACKERS)
 @pytest.mark.parametrize("has_folder", [False, True])
-def test_a_tracker_is_rejected_if_it_is_not_installed(
+def test_plan_rejects_tracker_that_is_not_installed(
     folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, has_folder: bool
 ) -> None:
-    """Also if there is a folder with its name, which Python could import as an empty package."""
+    """A folder with the tracker's name, which Python could import as an empty package, changes nothing."""
     spec = ModuleSpec(name, None) if has_folder else None
     monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
     studies.write(study(name), folder)
@@ -213,7 +213,7 @@ class Live:
         self.step = -1
 
 
-def test_dvclive_has_the_accuracies_of_each_round(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dvclive_logs_accuracies_of_each_round(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         import dvclive  # noqa: F401
     except ImportError:
@@ -237,7 +237,7 @@ def test_dvclive_has_the_accuracies_of_each_round(folder: Path, monkeypatch: pyt
     assert "/dvclive/" in (studies.ROOT / ".gitignore").read_text().splitlines()
 
 
-def test_the_example_of_the_page_runs_as_written(folder: Path) -> None:
+def test_example_in_callbacks_page_runs_as_written(folder: Path) -> None:
     (code,) = [block.text for block in blocks("docs/callbacks.md") if block.language == "python"]
     (section,) = [block.text for block in blocks("docs/callbacks.md") if block.language == "yaml"]
     body = [line for line in code.splitlines() if line.strip() and not line.startswith("#")]

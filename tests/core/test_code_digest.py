@@ -1,4 +1,4 @@
-"""Digests of code: which edits change them, and that all Python versions agree."""
+"""Code digests: which edits change them, and equality in all Python versions."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ FILES = {
 
 @pytest.fixture
 def digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
-    """Digest of a class of ``own.py`` after edits (file, old, new) of a folder with custom modules."""
+    """Compute the digest of a class of ``own.py`` after edits (file, old, new) of custom modules."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     modules = ("own", "helper", "pack", "other")
@@ -120,7 +120,7 @@ def digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         ("other.py", "", "CONSTANT = 1\n"),
     ],
 )
-def test_what_a_class_does_not_use_is_no_part_of_it(digest: Callable[..., str], edit: tuple[str, str, str]) -> None:
+def test_code_digest_ignores_unused_code_and_formatting(digest: Callable[..., str], edit: tuple[str, str, str]) -> None:
     assert digest(edit) == digest()
 
 
@@ -145,7 +145,7 @@ def test_what_a_class_does_not_use_is_no_part_of_it(digest: Callable[..., str], 
         ("pack/__init__.py", "", "import math\nmath.floor(1)\n"),
     ],
 )
-def test_what_a_class_uses_is_part_of_it(digest: Callable[..., str], edit: tuple[str, str, str]) -> None:
+def test_code_digest_changes_with_used_code(digest: Callable[..., str], edit: tuple[str, str, str]) -> None:
     assert digest(edit) != digest()
 
 
@@ -158,13 +158,13 @@ def test_what_a_class_uses_is_part_of_it(digest: Callable[..., str], edit: tuple
         "importlib.import_module('helper').CONSTANT",
     ],
 )
-def test_what_is_used_in_ways_that_can_not_be_read_counts_whole(digest: Callable[..., str], use: str) -> None:
+def test_code_digest_covers_whole_module_after_dynamic_access(digest: Callable[..., str], use: str) -> None:
     reads = ("own.py", "helper.CONSTANT", use)
     imports = ("own.py", "import math\n", "import importlib\nimport math\n")
     assert digest(reads, imports, ("helper.py", "ASIDE = 5", "ASIDE = 6")) != digest(reads, imports)
 
 
-def test_imports_within_functions_and_with_stars_are_followed(digest: Callable[..., str]) -> None:
+def test_code_digest_follows_local_and_star_imports(digest: Callable[..., str]) -> None:
     inside = (
         "own.py",
         "        return pull(x)",
@@ -176,20 +176,20 @@ def test_imports_within_functions_and_with_stars_are_followed(digest: Callable[.
     assert digest(star, ("helper.py", "x * 2", "x * 3")) == digest(star)
 
 
-def test_a_chain_of_names_ends_at_what_is_used(digest: Callable[..., str]) -> None:
+def test_code_digest_follows_dotted_names(digest: Callable[..., str]) -> None:
     dotted = ("own.py", "from pack import inner", "import pack.inner\nimport pack.apart")
     reads = ("own.py", "inner.deep()", "pack.inner.deep()")
     assert digest(dotted, reads, ("pack/leaf.py", "7", "6")) != digest(dotted, reads)
     assert digest(dotted, reads, ("pack/apart.py", "return 8", "return 9")) == digest(dotted, reads)
 
 
-def test_a_name_that_is_bound_twice_counts_twice(digest: Callable[..., str]) -> None:
+def test_code_digest_covers_all_bindings_of_name(digest: Callable[..., str]) -> None:
     either = "try:\n    import cupy\n    CONSTANT = 2\nexcept ImportError:\n    CONSTANT = 4\n"
     twice = ("helper.py", "CONSTANT = 2\n", either)
     assert digest(twice, ("helper.py", "CONSTANT = 4", "CONSTANT = 5")) != digest(twice)
 
 
-def test_data_files_that_a_module_declares_are_part_of_what_uses_it(digest: Callable[..., str], tmp_path: Path) -> None:
+def test_code_digest_covers_declared_data_files(digest: Callable[..., str], tmp_path: Path) -> None:
     declares = ("helper.py", "ASIDE = 5", "FILES = ['prior.bin']")
     (tmp_path / "prior.bin").write_bytes(b"1")
     first_digest = digest(declares)
@@ -210,14 +210,14 @@ def test_data_files_that_a_module_declares_are_part_of_what_uses_it(digest: Call
         digest(("helper.py", "ASIDE = 5", "FILES = ['prior.bin']\nfor name in ('a', 'b'):\n    FILES.append(name)"))
 
 
-def test_a_class_without_source_is_rejected() -> None:
+def test_code_digest_rejects_class_without_source() -> None:
     scope: dict[str, type] = {}
     exec("class Custom: pass", {"__name__": "nowhere"}, scope)
     with pytest.raises(SettingsError, match=r"^'nowhere\.Custom' has no readable source"):
         code_digest.compute_code_digest(scope["Custom"])
 
 
-def test_components_are_followed_and_shared_code_is_not() -> None:
+def test_code_digest_follows_components_but_not_shared_code() -> None:
     from fedpipe.algorithms.fedbabu import FedBABU
     from fedpipe.algorithms.feddw import FedDW
     from fedpipe.models.cnn4 import CNN4
@@ -232,7 +232,7 @@ def test_components_are_followed_and_shared_code_is_not() -> None:
     assert {path.name for path in code_digest.compute_code_digest(CNN4).files} == {"cnn4.py", "blocks.py"}
 
 
-def test_a_module_on_top_of_a_method_is_part_of_it() -> None:
+def test_code_digest_of_method_with_dw_covers_dw_module() -> None:
     algorithms = (registry.build_component(component.ALGORITHM, "fedavg", dw) for dw in ({}, {"dw": {}}))
     plain, regularized = (
         code_digest.compute_code_digest(*algorithm.list_hashed_code()).files for algorithm in algorithms
@@ -258,7 +258,7 @@ for file, old, new in zip(*[iter(sys.argv[1:])] * 3):
     print(code_digest.digest_shared_code().text)
     path.write_text(text)
 """
-#: Edits of code of the engine, its random streams and what it imports inside a function.
+#: Edits of the engine, its random streams and modules that it imports inside a function.
 NUMBER_EDITS = (
     ("fedpipe/engine/clients/optimizers.py", "alpha=-self.learning_rate", "alpha=-2 * self.learning_rate"),
     ("fedpipe/engine/checkpoint.py", "last = [round_number if client", "last = [-1 if client"),
@@ -278,7 +278,7 @@ OTHER_EDITS = (
 )
 
 
-def test_only_edits_that_may_change_numbers_change_the_shared_code(tmp_path: Path) -> None:
+def test_shared_code_digest_changes_only_with_numeric_code(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "fedpipe", tmp_path / "fedpipe", ignore=shutil.ignore_patterns("__pycache__"))
     edits = [part for edit in (*NUMBER_EDITS, *OTHER_EDITS) for part in edit]
     command = [sys.executable, "-B", "-c", EDITING, *edits]
@@ -291,8 +291,8 @@ def test_only_edits_that_may_change_numbers_change_the_shared_code(tmp_path: Pat
     assert edited[len(NUMBER_EDITS) :] == [current] * len(OTHER_EDITS)
 
 
-def test_the_shared_code_is_what_jobs_import() -> None:
-    """A module of the engine is not part of it only if it does not train."""
+def test_shared_code_covers_modules_that_jobs_import() -> None:
+    """Only modules of the engine that do not train are missing."""
     modules = {
         path.relative_to(ROOT / "fedpipe").with_suffix("").as_posix() for path in code_digest.digest_shared_code().files
     }
@@ -339,7 +339,7 @@ GOLDEN = "560745e45e1f"
 
 
 def find_pythons() -> dict[str, str]:
-    """Interpreters of this machine that fedpipe supports, by version."""
+    """Find the interpreters of this machine that fedpipe supports, by version."""
     paths = [shutil.which(f"python3.{minor}") for minor in (11, 12, 13)]
     paths += [
         str(path) for path in Path(os.environ.get("PYENV_ROOT", "/nowhere")).glob("versions/3.1[123].*/bin/python")
@@ -355,8 +355,8 @@ def find_pythons() -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
-def test_all_pythons_agree(tmp_path: Path, version: str) -> None:
-    """On a sample of the grammar, and on all code of fedpipe."""
+def test_code_digest_is_equal_in_all_python_versions(tmp_path: Path, version: str) -> None:
+    """The digests are those of a sample of the grammar and of fedpipe's shared code."""
     if version not in find_pythons():
         pytest.skip(f"no Python {version} here")
     (tmp_path / "sample.py").write_text(SAMPLE, encoding="utf-8")
@@ -371,8 +371,8 @@ def test_all_pythons_agree(tmp_path: Path, version: str) -> None:
     assert process.stdout.split() == [GOLDEN, code_digest.compute_shared_code_digest()]
 
 
-def test_every_part_of_a_tree_counts() -> None:
-    """Every other name, number or operator in the sample changes the text."""
+def test_canonical_text_changes_with_every_syntax_field() -> None:
+    """A change of a name, number or operator changes the text. Docstrings are ignored."""
     tree = ast.parse(SAMPLE)
     text = syntax.convert_node_to_canonical_text(tree)
     count = 0
@@ -392,8 +392,8 @@ def test_every_part_of_a_tree_counts() -> None:
     assert count > 80
 
 
-def test_a_class_is_named_by_where_it_is_defined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs import only the module that defines the class, so that changes by other modules would have no effect."""
+def test_component_path_needs_defining_module_or_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs import only the module that defines the class, so changes by other modules would have no effect."""
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "module_of_mine.py").write_text(
         "from fedpipe.algorithms.fedavg import FedAvg\n\n\nclass Mine(FedAvg):\n    factor = 1.0\n"
@@ -405,5 +405,5 @@ def test_a_class_is_named_by_where_it_is_defined(tmp_path: Path, monkeypatch: py
     (tmp_path / "lab/__init__.py").write_text("from lab.inner import Mine\n")
     (tmp_path / "lab/inner.py").write_text((tmp_path / "module_of_mine.py").read_text())
     assert registry.find_component(component.ALGORITHM, "lab.Mine").__module__ == "lab.inner", (
-        "the package is imported with it"
+        "Python imports the package with its module"
     )

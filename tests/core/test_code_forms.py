@@ -1,4 +1,4 @@
-"""For each way in which a user's module reaches other code, an edit that changes its result changes its digest."""
+"""Code digests of users' modules for each way to use other code, from code_forms.yaml."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ print(first_digest, code.compute_code_digest(own.M).text)
 
 
 def run_method(folder: Path) -> list[str]:
-    """Result of ``own.M().f()`` and digest of ``own.M``, in a new process."""
+    """Return the result of ``own.M().f()`` and the digest of ``own.M`` from a new process."""
     command = [sys.executable, "-B", "-P", "-c", PRINT_DIGEST, str(ROOT)]
     process = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
     output: list[str] = json.loads(process.stdout)
@@ -43,7 +43,7 @@ def run_method(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("form", FORMS, ids=[form["name"].replace(" ", "-") for form in FORMS])
-def test_an_edit_that_changes_what_it_does_changes_its_digest(form: dict[str, Any], tmp_path: Path) -> None:
+def test_edit_that_changes_result_changes_code_digest(form: dict[str, Any], tmp_path: Path) -> None:
     for name, text in form["files"].items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -58,7 +58,7 @@ def test_an_edit_that_changes_what_it_does_changes_its_digest(form: dict[str, An
     assert new_digest != digest
 
 
-def test_a_package_may_import_a_missing_module(tmp_path: Path) -> None:
+def test_code_digest_accepts_optional_import_of_missing_module(tmp_path: Path) -> None:
     (tmp_path / "pack").mkdir()
     (tmp_path / "pack/__init__.py").write_text(
         "try:\n    from . import _version\nexcept ImportError:\n    pass\nV = 7\n"
@@ -69,8 +69,8 @@ def test_a_package_may_import_a_missing_module(tmp_path: Path) -> None:
     assert run_method(tmp_path)[0] == "(7, 0)"
 
 
-def test_a_digest_does_not_depend_on_earlier_digests(tmp_path: Path) -> None:
-    """Even if it uses an installed package that defines a component."""
+def test_code_digest_does_not_depend_on_earlier_digests(tmp_path: Path) -> None:
+    """The class uses an installed package that defines a component."""
     site_packages = tmp_path / "site-packages"
     site_packages.mkdir()
     (site_packages / "mylab.py").write_text("class Algo:\n    rate = 0.1\n\ndef helper(): return 3\n")
@@ -81,7 +81,7 @@ def test_a_digest_does_not_depend_on_earlier_digests(tmp_path: Path) -> None:
     assert first_digest == second_digest
 
 
-def test_an_import_of_invalid_python_is_an_error(tmp_path: Path) -> None:
+def test_code_digest_rejects_import_of_invalid_python(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("class M:\n    def f(self):\n        import bad\n        return bad.V\n")
     (tmp_path / "bad.py").write_text("V = (\n")
     script = PRINT_DIGEST.replace("repr(own.M().f())", "''")

@@ -1,4 +1,4 @@
-"""Tables are read in one thread, because a process in which Arrow started threads sometimes aborts at its end."""
+"""Tables are read in one thread, because a process with threads of Arrow sometimes aborts when it exits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_reading_tables_starts_no_threads(tmp_path: Path) -> None:
 
 
 def test_only_one_module_reads_tables() -> None:
-    """The readers of Arrow and pandas start threads."""
+    """Other modules must not call the readers of Arrow and pandas, which start threads."""
     reader = re.compile(
         r"read_table\(|pds?\.dataset\(|\.to_pandas\(\)|pd\.read_parquet|pq\.ParquetFile|csv\.read_csv|pq\.read"
     )

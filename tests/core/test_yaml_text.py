@@ -1,4 +1,4 @@
-"""Users' YAML: hostile texts quickly give one message, and equal values of a file are different objects."""
+"""Users' YAML: hostile texts are rejected quickly with one message, and aliases are separate objects."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def build_bomb(kind: str = "[{}]", part: str = "{}", first: str = "[x, x]") -> str:
-    """Ten levels, each with ten times the values of the previous one: 10^10 values."""
+    """Build ten levels of aliases. Each level repeats the previous one ten times, which makes 10^10 values."""
     aliases = [kind.format(", ".join([part.format(f"*a{level}")] * 10)) for level in range(10)]
     return f"a0: &a0 {first}\n" + "".join(f"a{level + 1}: &a{level + 1} {text}\n" for level, text in enumerate(aliases))
 
@@ -53,7 +53,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize(("text", "reason"), HOSTILE.values(), ids=HOSTILE)
-def test_a_hostile_study_is_one_message(text: str, reason: str) -> None:
+def test_hostile_yaml_is_rejected_in_one_line(text: str, reason: str) -> None:
     Path("params.yaml").write_text(text)
     with pytest.raises(SettingsError) as error:
         planner.make_plan()
@@ -71,14 +71,13 @@ def test_a_hostile_study_is_one_message(text: str, reason: str) -> None:
         "study:\n" + "".join(f"{' ' * level}- \n" for level in range(1, 400)),
     ],
 )
-def test_deep_nesting_is_one_message(text: str) -> None:
+def test_deeply_nested_yaml_is_rejected(text: str) -> None:
     Path("params.yaml").write_text(text)
     with pytest.raises(SettingsError, match=rf"^params\.yaml: .*nested too deeply.* {MAX_DEPTH} levels\.$"):
         planner.make_plan()
 
 
-def test_all_other_yaml_is_read_with_the_same_limits(tmp_path: Path) -> None:
-    """Settings of jobs and of `--set`, too."""
+def test_job_settings_and_set_option_reject_hostile_yaml(tmp_path: Path) -> None:
     plan = studies.prepare(studies.settings())
     (run,), (key,) = plan.runs, plan.partitions
     hostile = "dataset: &d {name: *d}\n"
@@ -95,7 +94,7 @@ def test_all_other_yaml_is_read_with_the_same_limits(tmp_path: Path) -> None:
     assert result.output.count("\n") == 1
 
 
-def test_a_change_of_a_value_does_not_change_its_aliases() -> None:
+def test_grid_value_does_not_change_yaml_alias() -> None:
     """A grid over one of two methods that share an anchor must not change the other method."""
     Path("params.yaml").write_text(
         "dataset: {name: digits}\nmodel: {name: mlp}\n"
@@ -107,14 +106,16 @@ def test_a_change_of_a_value_does_not_change_its_aliases() -> None:
     assert strengths == {("fedprox", 0.1), ("fedprox", 1.0), ("twin", 0.5)}
 
 
-def test_plain_yaml_is_read_like_by_pyyaml() -> None:
+def test_read_yaml_matches_pyyaml() -> None:
     text = (studies.ROOT / "params.yaml").read_text()
     assert read_yaml(text, "params.yaml") == yaml.safe_load(text)
     assert read_yaml("", "params.yaml") is None
-    assert read_yaml("day: 2026-01-02", "params.yaml") == {"day": "2026-01-02"}, "text, because JSON has no dates"
+    assert read_yaml("day: 2026-01-02", "params.yaml") == {"day": "2026-01-02"}, (
+        "a date is text, because JSON has no dates"
+    )
 
 
-def test_a_generated_file_is_read_and_a_damaged_one_is_an_error() -> None:
+def test_read_generated_yaml_rejects_missing_and_damaged_files() -> None:
     path, value = Path("run.yaml"), {"name": "μ", "alpha": 0.1, "hidden": [16, 16], "off": None, "day": "2026-01-02"}
     with pytest.raises(ArtifactError, match=r"^run\.yaml is missing.*`fedpipe plan`"):
         read_generated_yaml(path)
@@ -126,7 +127,7 @@ def test_a_generated_file_is_read_and_a_damaged_one_is_an_error() -> None:
             read_generated_yaml(path)
 
 
-def test_a_wrong_value_of_any_size_is_one_short_message() -> None:
+def test_error_messages_for_large_values_are_short() -> None:
     for settings, beginning in (
         ({"study": {"seeds": ["9" * 5000]}}, "study.seeds.0: '9999"),
         ({"federation": {"clients": [[1] * 1000] * 50}}, "federation.clients: [[1, 1"),

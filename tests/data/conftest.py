@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_telemetry() -> Iterator[None]:
-    """Flower's library reports its use at each call. Without a network, the process waits for it at its end."""
+    """Disable telemetry. Without a network, the process would wait for Flower's reports before it exits."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLWR_TELEMETRY_ENABLED", "0")  # read when the library is imported
         yield
@@ -18,7 +18,7 @@ def _no_telemetry() -> Iterator[None]:
 
 @pytest.fixture
 def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work in an empty folder, where the library has its cache, and without the hub."""
+    """Work without the hub in an empty folder, which also contains the library's cache."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))

@@ -1,4 +1,4 @@
-"""A server on this machine that answers the requests of Hugging Face's libraries for one repository of a data set."""
+"""A local server that replaces the Hugging Face hub for one repository of a data set."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAME, COMMIT = "org/data", "0123456789abcdef0123456789abcdef01234567"
 
 @contextmanager
 def serve_repository(folder: Path) -> Iterator[str]:
-    """Serve a folder as the repository ``org/data``, whose branches all have one commit. Yields the hub's address."""
+    """Serve a folder as the repository ``org/data``. All branches have one commit. Yields the hub's address."""
     files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     entries = [
         {"type": "file", "path": path, "oid": hashlib.sha1(content).hexdigest(), "size": len(content)}

@@ -1,4 +1,4 @@
-"""Assignments: every sample once, both rules for test sets, seeds, and reading back."""
+"""Assignments: coverage, official and pooled test sets, seeds, and reading from a file."""
 
 import math
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class FixedScheme(Scheme):
 
 
 def make_labels(train: int = 100, test: int = 25, num_classes: int = 10) -> tuple[Integers, np.ndarray]:
-    """Shuffled labels with the given numbers of training and test samples of each class."""
+    """Return shuffled labels and the test mask, with the given numbers of samples of each class."""
     labels = np.repeat(np.arange(num_classes), train + test)
     is_test = np.tile(np.arange(train + test) < test, num_classes)
     order = np.random.default_rng(0).permutation(len(labels))
@@ -83,7 +83,7 @@ def assign_digits(
     validation=st.sampled_from([0, 0.1, 0.9]),
 )
 @settings(max_examples=80)
-def test_every_sample_appears_once_and_everybody_trains(
+def test_assignment_contains_every_sample_once_and_trains_every_client(
     split: Split, scheme: Scheme, clients: int, seed: int, stratified: bool, validation: float
 ) -> None:
     table, labels, _ = assign_digits(scheme, split, clients, seed=seed, stratified=stratified, validation=validation)
@@ -100,21 +100,21 @@ def test_every_sample_appears_once_and_everybody_trains(
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_a_seed_is_an_assignment(split: Split) -> None:
+def test_assignment_is_determined_by_seed(split: Split) -> None:
     first, *_ = assign_digits(IID(), split)
     assert first.equals(assign_digits(IID(), split)[0])
     assert not first.equals(assign_digits(IID(), split, seed=1)[0])
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_the_seed_of_the_partition_stands_in(split: Split) -> None:
+def test_partition_seed_overrides_run_seed(split: Split) -> None:
     fixed = [assign_digits(Dirichlet(seed=7), split, seed=seed)[0] for seed in (0, 1)]
     assert fixed[0].equals(fixed[1])
     assert fixed[0].equals(assign_digits(Dirichlet(), split, seed=7)[0])
 
 
 @pytest.mark.parametrize("scheme", [IID(), Dirichlet(alpha=0.1), Pathological()], ids=repr)
-def test_official_test_sets_follow_the_class_proportions(scheme: Scheme) -> None:
+def test_official_test_sets_match_class_proportions_of_clients(scheme: Scheme) -> None:
     table, labels, is_test = assign_digits(scheme, "official")
     assignment = Assignment.from_table(table)
     assert np.array_equal(assignment.global_test, np.flatnonzero(is_test))
@@ -123,7 +123,7 @@ def test_official_test_sets_follow_the_class_proportions(scheme: Scheme) -> None
         assert np.abs(np.bincount(labels[test], minlength=10) - counts * 25 / 100).max() < 1
 
 
-def test_the_largest_remainder_is_exact() -> None:
+def test_official_test_sizes_follow_largest_remainder() -> None:
     labels = np.zeros(6 + 4, dtype=np.int64)
     is_test = np.arange(10) >= 6
     table = assign_samples(FixedScheme(owner=(0, 0, 0, 1, 1, 2)), labels, is_test, 3, "official", 0.25, 0)
@@ -133,7 +133,7 @@ def test_the_largest_remainder_is_exact() -> None:
     assert assignment.sizes.tolist() == [3, 2, 1]
 
 
-def test_ties_are_broken_at_random() -> None:
+def test_largest_remainder_breaks_ties_at_random() -> None:
     labels, is_test = np.zeros(5, dtype=np.int64), np.arange(5) >= 4
     scheme = FixedScheme(owner=(0, 1, 2, 3))
     winners = {
@@ -143,7 +143,7 @@ def test_ties_are_broken_at_random() -> None:
     assert winners == {0, 1, 2, 3}
 
 
-def test_a_class_nobody_trains_on_belongs_to_the_global_test_set_alone() -> None:
+def test_class_without_training_client_is_only_in_global_test_set() -> None:
     labels = np.array([0, 0, 1, 1, 2, 0])
     is_test = np.array([False, False, False, False, True, True])
     table = assign_samples(FixedScheme(owner=(0, 0, 1, 1)), labels, is_test, 2, "official", 0.25, 0)
@@ -157,7 +157,7 @@ def test_a_class_nobody_trains_on_belongs_to_the_global_test_set_alone() -> None
 @pytest.mark.parametrize(
     ("test_fraction", "test_sizes"), [(0.25, [0, 0, 1, 25]), (0.29, [0, 0, 1, 29]), (0.99, [0, 2, 3, 99])]
 )
-def test_pooled_test_sets_are_a_share_rounded_down(test_fraction: float, test_sizes: list[int]) -> None:
+def test_pooled_test_set_sizes_are_rounded_down(test_fraction: float, test_sizes: list[int]) -> None:
     sizes = [1, 3, 4, 100]
     labels = np.zeros(108, dtype=np.int64)
     scheme = FixedScheme(owner=tuple(np.repeat(np.arange(4), sizes).tolist()))
@@ -167,13 +167,13 @@ def test_pooled_test_sets_are_a_share_rounded_down(test_fraction: float, test_si
     assert assignment.train[0].tolist() == [0]
 
 
-def test_pooled_ignores_the_official_split() -> None:
+def test_pooled_split_ignores_official_split() -> None:
     labels, is_test = make_labels()
     tables = [assign_samples(IID(), labels, test, 10, "pooled", 0.25, 0) for test in (is_test, ~is_test)]
     assert tables[0].equals(tables[1])
 
 
-def test_what_one_client_holds_out_does_not_depend_on_the_others() -> None:
+def test_pooled_test_set_of_client_ignores_other_clients() -> None:
     labels = np.zeros(40, dtype=np.int64)
     tables = [
         assign_samples(FixedScheme(owner=owner), labels, labels == 1, clients, "pooled", 0.5, 0)
@@ -183,7 +183,7 @@ def test_what_one_client_holds_out_does_not_depend_on_the_others() -> None:
     assert np.array_equal(first.test[0], second.test[0])
 
 
-def test_single_sample_clients_everywhere() -> None:
+def test_assignment_supports_clients_with_one_sample() -> None:
     table, *_ = assign_digits(IID(), "official", num_clients=50, train=5, test=3)
     assignment = Assignment.from_table(table)
     assert assignment.sizes.tolist() == [1] * 50
@@ -191,7 +191,7 @@ def test_single_sample_clients_everywhere() -> None:
     assert sum(len(test) for test in assignment.test) == 30
 
 
-def test_a_table_is_read_back(tmp_path: Path) -> None:
+def test_assignment_survives_write_and_read(tmp_path: Path) -> None:
     table, *_ = assign_digits(Dirichlet(), "official")
     path = tmp_path / "assignment.parquet"
     sha256 = files.write_parquet(path, table)
@@ -204,20 +204,20 @@ def test_a_table_is_read_back(tmp_path: Path) -> None:
     assert all((np.diff(array) > 0).all() for array in [*assignment.train, *assignment.test, assignment.global_test])
 
 
-def test_the_training_samples_must_do_for_the_official_split() -> None:
+def test_official_split_rejects_more_clients_than_training_samples() -> None:
     labels, is_test = make_labels(train=1, test=1)
     with pytest.raises(SettingsError, match=r"^federation\.clients: 11 .* Use at most 10\.$"):
         assign_samples(IID(), labels, is_test, 11, "official", 0.25, 0)
     assign_samples(IID(), labels, is_test, 11, "pooled", 0.25, 0)
 
 
-def test_an_official_split_needs_a_test_set() -> None:
+def test_official_split_needs_test_set() -> None:
     with pytest.raises(SettingsError, match=r"^dataset\.split: 'official' needs a test set"):
         assign_samples(IID(), np.zeros(9, dtype=np.int64), np.zeros(9, dtype=np.bool_), 2, "official", 0.25, 0)
 
 
 @pytest.mark.parametrize("owner", [(0, 0, 0), (0, 1), (0, 1, 2), (0, 1, -1)])
-def test_a_scheme_of_somebody_else_must_keep_its_promise(owner: tuple[int, ...]) -> None:
+def test_assignment_rejects_invalid_output_of_custom_scheme(owner: tuple[int, ...]) -> None:
     labels = np.zeros(3, dtype=np.int64)
     with pytest.raises(SettingsError, match=r"^partition\.scheme: '.*FixedScheme' .* the 2 clients"):
         assign_samples(FixedScheme(owner=owner), labels, labels == 1, 2, "pooled", 0.25, 0)
@@ -232,7 +232,7 @@ def test_a_scheme_of_somebody_else_must_keep_its_promise(owner: tuple[int, ...])
     seed=st.integers(0, 99),
 )
 @settings(max_examples=40)
-def test_a_stratified_split_has_the_class_proportions_of_its_client(
+def test_stratified_test_set_matches_class_proportions_of_client(
     test_fraction: float, scheme: Scheme, seed: int
 ) -> None:
     table, labels, _ = assign_digits(scheme, "pooled", test_fraction=test_fraction, seed=seed, stratified=True)
@@ -245,7 +245,7 @@ def test_a_stratified_split_has_the_class_proportions_of_its_client(
         assert not (test_counts[exact == 0]).any()
 
 
-def test_a_stratified_split_by_the_largest_remainder() -> None:
+def test_stratified_split_follows_largest_remainder() -> None:
     labels = np.repeat([0, 1, 2], [50, 30, 4])
     table = assign_samples(FixedScheme(owner=(0,) * 84), labels, labels == 9, 1, "pooled", 0.25, 0, stratified=True)
     (test,) = Assignment.from_table(table).test
@@ -260,7 +260,7 @@ def test_a_stratified_split_by_the_largest_remainder() -> None:
     assert splits == {(13, 7, 1), (12, 8, 1)}
 
 
-def test_an_unstratified_split_does_not_see_classes() -> None:
+def test_unstratified_split_ignores_classes() -> None:
     one, other = (
         assign_samples(FixedScheme(owner=(0,) * 40), labels, labels == 9, 1, "pooled", 0.5, 0)
         for labels in (np.zeros(40, dtype=np.int64), np.arange(40) % 4)
@@ -270,7 +270,7 @@ def test_an_unstratified_split_does_not_see_classes() -> None:
 
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("stratified", [False, True])
-def test_a_validation_part_comes_from_the_clients_training_samples_alone(split: Split, stratified: bool) -> None:
+def test_validation_samples_come_from_training_samples_of_client(split: Split, stratified: bool) -> None:
     without_validation, with_validation = (
         Assignment.from_table(assign_digits(Dirichlet(alpha=0.3), split, stratified=stratified, validation=fraction)[0])
         for fraction in (0, 0.2)
@@ -285,7 +285,7 @@ def test_a_validation_part_comes_from_the_clients_training_samples_alone(split: 
     assert with_validation.sizes.tolist() == [len(train) for train in with_validation.train]
 
 
-def test_a_stratified_validation_part() -> None:
+def test_stratified_validation_set_matches_class_proportions() -> None:
     table, labels, _ = assign_digits(IID(), "official", num_clients=2, stratified=True, validation=0.1, train=100)
     for samples, counts in zip(
         Assignment.from_table(table).validation, Assignment.from_table(table).class_counts, strict=True
@@ -293,7 +293,7 @@ def test_a_stratified_validation_part() -> None:
         assert np.abs(np.bincount(labels[samples], minlength=10) - counts / 9).max() < 1
 
 
-def test_a_client_with_one_sample_has_no_validation_part() -> None:
+def test_client_with_one_sample_has_no_validation_set() -> None:
     labels = np.zeros(3, dtype=np.int64)
     table = assign_samples(
         FixedScheme(owner=(0, 1, 1)), labels, labels == 1, 2, "pooled", 0.5, 0, validation_fraction=0.9
@@ -304,21 +304,21 @@ def test_a_client_with_one_sample_has_no_validation_part() -> None:
 # -- overlapping clients -----------------------------------------------------------------------------------------------
 
 
-def test_overlapping_clients_have_a_row_for_each_pair() -> None:
+def test_dirichlet_overlap_has_one_row_per_sample_and_client() -> None:
     table, labels, is_test = assign_digits(DirichletOverlap(alpha=0.5), "official")
     rows = list(zip(table["sample"].to_pylist(), table["client"].to_pylist(), strict=True))
     assert rows == sorted(set(rows))
     assignment = Assignment.from_table(table)
     train_samples = np.concatenate(assignment.train)
-    assert len(np.unique(train_samples)) < len(train_samples)  # some have several clients
-    assert len(np.unique(train_samples)) < (~is_test).sum()  # and some have none
+    assert len(np.unique(train_samples)) < len(train_samples)  # some samples have several clients
+    assert len(np.unique(train_samples)) < (~is_test).sum()  # some samples have no client
     assert not is_test[train_samples].any()
     assert (assignment.class_counts >= 1).all()
     assert np.array_equal(assignment.sizes, [len(train) for train in assignment.train])
     assert np.array_equal(labels[table["sample"].to_numpy()], table["label"].to_numpy())
 
 
-def test_test_samples_follow_overlapping_clients_and_do_not_overlap() -> None:
+def test_test_sets_of_overlapping_clients_are_disjoint_and_proportional() -> None:
     table, labels, is_test = assign_digits(DirichletOverlap(alpha=0.5), "official")
     assignment = Assignment.from_table(table)
     assert np.array_equal(assignment.global_test, np.flatnonzero(is_test))
@@ -328,27 +328,27 @@ def test_test_samples_follow_overlapping_clients_and_do_not_overlap() -> None:
         assert np.abs(np.bincount(labels[test], minlength=10) - counts * 25 / class_sizes).max() < 1
 
 
-def test_overlapping_clients_can_not_validate_on_what_others_train_on() -> None:
+def test_dirichlet_overlap_rejects_validation_fraction() -> None:
     with pytest.raises(SettingsError, match=r"^dataset\.validation_fraction: 0\.5 .* clients share samples.* Use 0\.$"):
         assign_digits(DirichletOverlap(alpha=5), "official", validation=0.5)
 
 
-def test_overlapping_clients_can_not_share_a_pool() -> None:
+def test_dirichlet_overlap_rejects_pooled_split() -> None:
     with pytest.raises(SettingsError, match=r"^dataset\.split: 'pooled' .* clients share samples.* Use 'official'\.$"):
         assign_digits(DirichletOverlap(), "pooled")
 
 
-# -- a file ------------------------------------------------------------------------------------------------------------
+# -- partition files ---------------------------------------------------------------------------------------------------
 
 
 def write_scheme(path: Path, table: Any) -> File:
-    """A scheme that reads this table."""
+    """Write the table to a file, and return a scheme that reads it."""
     return File(path=str(path), sha256=files.write_parquet(path, table))
 
 
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("scheme", [Dirichlet(alpha=0.3), DirichletOverlap(alpha=0.3)], ids=repr)
-def test_an_assignment_is_a_file_that_gives_itself(tmp_path: Path, split: Split, scheme: Scheme) -> None:
+def test_file_scheme_reproduces_written_assignment(tmp_path: Path, split: Split, scheme: Scheme) -> None:
     table, labels, is_test = assign_digits(scheme, "official", validation=0 if scheme.has_overlap else 0.1)
     scheme = write_scheme(tmp_path / "assignment.parquet", table)
     for seed in (0, 1):
@@ -356,7 +356,7 @@ def test_an_assignment_is_a_file_that_gives_itself(tmp_path: Path, split: Split,
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_a_file_without_splits_is_dealt_and_split_as_any_scheme(tmp_path: Path, split: Split) -> None:
+def test_file_scheme_without_split_column_is_split_like_other_schemes(tmp_path: Path, split: Split) -> None:
     table, labels, is_test = assign_digits(Dirichlet(alpha=0.3), split, validation=0.1)
     partitioned = (
         table if split == "pooled" else table.filter(np.isin(table["split"].to_numpy(), ["train", "validation"]))
@@ -365,14 +365,14 @@ def test_a_file_without_splits_is_dealt_and_split_as_any_scheme(tmp_path: Path, 
     assert assign_samples(scheme, labels, is_test, 10, split, 0.25, 0, validation_fraction=0.1).equals(table)
 
 
-def test_a_file_may_leave_samples_out(tmp_path: Path) -> None:
+def test_file_scheme_may_omit_samples(tmp_path: Path) -> None:
     table, labels, is_test = assign_digits(IID(), "pooled")
     scheme = write_scheme(tmp_path / "own.parquet", table.slice(0, 100).select(["sample", "client"]))
     assignment = Assignment.from_table(assign_samples(scheme, labels, is_test, 10, "pooled", 0.25, 0))
     assert sum(map(len, assignment.train)) + len(assignment.global_test) == 100
 
 
-def test_clients_of_a_file_that_share_samples_can_not_share_a_pool(tmp_path: Path) -> None:
+def test_file_scheme_with_shared_samples_rejects_pooled_split(tmp_path: Path) -> None:
     table, labels, is_test = assign_digits(DirichletOverlap(alpha=0.3), "official")
     train = table.filter(table["split"].to_numpy() == "train").select(["sample", "client"])
     scheme = write_scheme(tmp_path / "own.parquet", train)

@@ -1,4 +1,4 @@
-"""Data sets in small files of the published formats, users' files, and real data sets if a mirror has them."""
+"""Published data sets in small files of their formats, users' files, and real data sets of a mirror."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def fetch(tmp_path: Path) -> Fetcher:
-    """Reads from a folder only, because no test may use the network."""
+    """Read from a folder only, because tests must not use the network."""
     return Fetcher(mirror=str(tmp_path / "mirror"), cache=tmp_path / "cache", tries=1)
 
 
@@ -70,14 +70,14 @@ def make_small_dataset(dataset: type[PublishedDataset], *files: PublishedFile, *
     return type(dataset.__name__, (dataset,), {"files": files, "checksum": ""})(**parameters)
 
 
-# -- what is published -------------------------------------------------------------------------------------------------
+# -- files and sizes of published data sets ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [(mnist.MNIST, torchvision.datasets.MNIST), (fashion_mnist.FashionMNIST, torchvision.datasets.FashionMNIST)],
 )
-def test_files_and_checksums_are_torchvisions(ours: type[PublishedDataset], theirs: Any) -> None:
+def test_mnist_files_and_checksums_match_torchvision(ours: type[PublishedDataset], theirs: Any) -> None:
     assert [(Path(file.name).name, file.checksum) for file in ours.files] == [
         (name, f"md5:{md5}") for name, md5 in theirs.resources
     ]
@@ -89,7 +89,7 @@ def test_files_and_checksums_are_torchvisions(ours: type[PublishedDataset], thei
     ("ours", "theirs"),
     [(cifar10.CIFAR10, torchvision.datasets.CIFAR10), (cifar100.CIFAR100, torchvision.datasets.CIFAR100)],
 )
-def test_archives_and_checksums_are_torchvisions(ours: type[PublishedDataset], theirs: Any) -> None:
+def test_cifar_archives_and_checksums_match_torchvision(ours: type[PublishedDataset], theirs: Any) -> None:
     (file,) = ours.files
     assert file[1:] == (f"md5:{theirs.tgz_md5}", (theirs.url,))
     assert Path(file.name).name == theirs.filename
@@ -107,14 +107,14 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_published_data_sets_are_planned_without_any_file(name: str) -> None:
+def test_published_dataset_info_needs_no_files(name: str) -> None:
     section = parser.parse_dataset({"name": name})
     assert section.dataset_info == PUBLISHED[name]
     assert section.run_settings["sha256"] == section.effective_dataset.content_digest
     assert not Path("results").exists()
 
 
-def test_no_two_data_sets_lie_in_one_place() -> None:
+def test_different_datasets_have_different_paths() -> None:
     sections = [{"name": name} for name in PUBLISHED]
     sections += [
         {"name": "imdb", "vocabulary": 500},
@@ -125,7 +125,7 @@ def test_no_two_data_sets_lie_in_one_place() -> None:
     assert len({parser.parse_dataset(section).dataset_path for section in sections}) == len(sections)
 
 
-def test_neither_the_mirror_nor_a_path_is_in_the_key() -> None:
+def test_stored_dataset_path_ignores_mirror_and_source_path() -> None:
     def find_file(**settings: Any) -> Path:
         return parser.parse_dataset(settings).dataset_path
 
@@ -133,17 +133,17 @@ def test_neither_the_mirror_nor_a_path_is_in_the_key() -> None:
     assert find_file(name="npz", path="a.npz", sha256="0" * 64) == find_file(name="npz", path="b.npz", sha256="0" * 64)
 
 
-# -- published formats, small ------------------------------------------------------------------------------------------
+# -- readers of published formats --------------------------------------------------------------------------------------
 
 
 def encode_idx(array: np.ndarray) -> bytes:
-    """The format of MNIST's files: two zeros, the type 8 (uint8), the number of axes, their lengths, and the values."""
+    """Encode as MNIST does: two zeros, the type 8 (uint8), the number of axes, their lengths, and the values."""
     head = bytes([0, 0, 8, array.ndim]) + b"".join(int(length).to_bytes(4, "big") for length in array.shape)
     return gzip.compress(head + array.astype(np.uint8).tobytes())
 
 
 @pytest.mark.parametrize(("dataset", "folder"), [(mnist.MNIST, "mnist"), (fashion_mnist.FashionMNIST, "fashion-mnist")])
-def test_mnist_files(
+def test_mnist_reader_loads_idx_files(
     dataset: type[PublishedDataset], folder: str, fetch: Fetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grey, labels = PIXELS[:, 0, :28, :28], np.array([3, 1, 4, 1, 5, 9])
@@ -163,7 +163,7 @@ def test_mnist_files(
 @pytest.mark.parametrize(
     ("dataset", "labels"), [(cifar10.CIFAR10, "labels"), (cifar100.CIFAR100, "fine_labels")], ids=["10", "100"]
 )
-def test_cifar_archives(
+def test_cifar_reader_loads_archive(
     dataset: type[PublishedDataset], labels: str, fetch: Fetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader = getattr(torchvision.datasets, dataset.__name__)
@@ -196,8 +196,8 @@ def encode_image(pixels: np.ndarray, kind: str = "PNG") -> bytes:
     return buffer.getvalue()
 
 
-def test_tiny_imagenet(fetch: Fetcher) -> None:
-    """Images are JPEG, and some are gray. Numbers are not sorted as texts: 10 comes after 2."""
+def test_tiny_imagenet_reader_loads_color_and_gray_images(fetch: Fetcher) -> None:
+    """Images are JPEG, and some are gray. Files are sorted by number, so 10 comes after 2."""
     color, grey = np.full((64, 64, 3), (200, 100, 50), np.uint8), np.full((64, 64), 30, np.uint8)
     folder = "tiny-imagenet-200"
     contents = {
@@ -222,7 +222,7 @@ def test_tiny_imagenet(fetch: Fetcher) -> None:
     assert np.abs(samples.x[2].astype(int) - np.array([200, 100, 50])[:, None, None]).max() <= 3
 
 
-def test_imdb_archive(fetch: Fetcher) -> None:
+def test_imdb_reader_loads_archive(fetch: Fetcher) -> None:
     reviews = {"train/neg/10_1": "bad bad film", "train/neg/2_3": "bad film", "train/pos/0_9": "good film"}
     reviews |= {"test/neg/0_2": "good grief", "test/pos/1_7": "film", "train/unsup/0_0": "film film film film"}
     buffer = io.BytesIO()
@@ -234,13 +234,13 @@ def test_imdb_archive(fetch: Fetcher) -> None:
     samples = make_small_dataset(imdb.IMDB, write_mirror_file("aclImdb.tar.gz", buffer.getvalue()), length=4).load(
         fetch
     )
-    # Training words: bad 3, film 3, good 1. Reviews in the order of their numbers: 2 before 10.
+    # Training words: bad 3, film 3, good 1. Reviews are sorted by number, so 2 comes before 10.
     assert samples.x.tolist() == [[1, 4, 5, 0], [1, 4, 4, 5], [1, 6, 5, 0], [1, 6, 2, 0], [1, 5, 0, 0]]
     assert samples.y.tolist() == [0, 0, 1, 0, 1]
     assert samples.test.tolist() == [False] * 3 + [True] * 2
 
 
-def test_ag_news_tables(fetch: Fetcher) -> None:
+def test_ag_news_reader_loads_tables(fetch: Fetcher) -> None:
     train = write_mirror_file("ag-news/train.csv", b'"4","Chips rise","Chips ""up"" on news"\n"1","NA","nan"\n')
     test = write_mirror_file("ag-news/test.csv", b'"2","Cup","Chips lose, 1-0."\n')
     samples = make_small_dataset(ag_news.AGNews, train, test, length=8).load(fetch)
@@ -250,7 +250,7 @@ def test_ag_news_tables(fetch: Fetcher) -> None:
     assert samples.test.tolist() == [False, False, True]
 
 
-def test_a_tampered_file_is_never_read(fetch: Fetcher) -> None:
+def test_published_dataset_rejects_tampered_file(fetch: Fetcher) -> None:
     file = write_mirror_file("aclImdb.tar.gz", b"published")
     write_mirror_file("aclImdb.tar.gz", b"tampered")
     with pytest.raises(ArtifactError, match=r"mirror/aclImdb\.tar\.gz is damaged .* md5"):
@@ -271,7 +271,7 @@ SPLIT_ARRAYS = {"x_train": PIXELS[:4].transpose(0, 2, 3, 1), "y_train": np.array
 SPLIT_ARRAYS |= {"x_test": PIXELS[4:].transpose(0, 2, 3, 1), "y_test": np.array([5, 5])}
 
 
-def test_a_mirrors_npz_needs_its_checksum_and_download_fills_it_in() -> None:
+def test_download_writes_checksum_of_substitute_npz_into_study() -> None:
     sha256 = save_arrays("mirror/cifar10.npz", **SPLIT_ARRAYS)
     settings = studies.settings(dataset={"name": "cifar10", "mirror": "mirror"}, federation={"clients": 2})
     studies.write(settings, Path())
@@ -294,7 +294,7 @@ def test_a_mirrors_npz_needs_its_checksum_and_download_fills_it_in() -> None:
     assert store.read_dataset_info(store.get_stored_dataset_path(run.dataset)) == DatasetInfo((3, 32, 32), 10, 6, 2)
 
 
-def test_another_file_than_declared_is_refused() -> None:
+def test_substitute_file_with_wrong_checksum_is_rejected() -> None:
     sha256 = save_arrays("mirror/cifar10.npz", **SPLIT_ARRAYS)
     section = parser.parse_dataset({"name": "cifar10", "mirror": "mirror", "sha256": sha256})
     save_arrays("mirror/cifar10.npz", **SPLIT_ARRAYS | {"y_test": np.array([5, 6])})
@@ -303,14 +303,14 @@ def test_another_file_than_declared_is_refused() -> None:
     assert not Path("results").exists()
 
 
-def test_a_stand_in_of_another_shape_is_refused() -> None:
+def test_substitute_file_with_wrong_shape_is_rejected() -> None:
     sha256 = save_arrays("mirror/mnist.npz", **SPLIT_ARRAYS)
     section = parser.parse_dataset({"name": "mnist", "mirror": "mirror", "sha256": sha256})
     with pytest.raises(ArtifactError, match=r"'mnist' .* 6 samples of shape \(3, 32, 32\) .* shape \(1, 28, 28\)"):
         download.load_and_save_dataset(section.effective_dataset, section.fetcher)
 
 
-def test_originals_come_before_what_stands_in() -> None:
+def test_mirror_prefers_original_files_to_substitute() -> None:
     write_mirror_file("imdb.parquet", b"")
     write_mirror_file("imdb/aclImdb_v1.tar.gz", b"")
     section = parser.parse_dataset({"name": "imdb", "mirror": "mirror"})
@@ -319,7 +319,7 @@ def test_originals_come_before_what_stands_in() -> None:
     assert section.effective_dataset.compute_unpinned_sha256(section.fetcher) is None
 
 
-def test_the_environment_names_a_mirror_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mirror_setting_overrides_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MIRROR_VARIABLE, "elsewhere")
     assert parser.parse_dataset({"name": "mnist"}).fetcher.mirror == "elsewhere"
     assert parser.parse_dataset({"name": "mnist", "mirror": "here"}).fetcher.mirror == "here"
@@ -329,7 +329,7 @@ def test_the_environment_names_a_mirror_too(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def store_custom_dataset(**settings: Any) -> Path:
-    """Declare and store a user's data set like `fedpipe download`."""
+    """Add the SHA-256 of a user's data set and store it, like `fedpipe download`."""
     source: Any = parser.parse_dataset(settings).effective_dataset
     source = parser.parse_dataset({**settings, "sha256": source.compute_unpinned_sha256(Fetcher())}).effective_dataset
     return download.load_and_save_dataset(source, Fetcher())
@@ -356,7 +356,7 @@ def load_custom_dataset(**settings: Any) -> tuple[Samples, DatasetInfo]:
     ],
     ids=["chw", "hwc", "hw", "1hw", "features", "float-hwc", "tokens", "unsigned-tokens"],
 )
-def test_an_npz(x: np.ndarray, shape: tuple[int, ...], dtype: str) -> None:
+def test_npz_inputs_have_canonical_shape_and_type(x: np.ndarray, shape: tuple[int, ...], dtype: str) -> None:
     save_arrays("own.npz", x=x, y=np.array([0, 1, 2, 0, 1, 2]), test=np.array([0, 0, 0, 0, 1, 1]))
     samples, facts = load_custom_dataset(name="npz", path="own.npz")
     assert facts == DatasetInfo(shape, 3, 6, 2, int(x.max()) + 1 if dtype == "int32" else None)
@@ -378,12 +378,12 @@ VALUES = np.arange(6 * 5 * 4 * 3).reshape(6, 5, 4, 3) % 251
     ],
     ids=["images", "numbers", "tokens"],
 )
-def test_what_is_stored_of_an_npz_is_what_always_was(x: np.ndarray, checksum: str) -> None:
+def test_stored_npz_samples_have_pinned_checksum(x: np.ndarray, checksum: str) -> None:
     save_arrays("own.npz", x=x, y=np.arange(6)[:, None], test=np.arange(6.0) == 5)
     assert store.compute_samples_sha256(load_custom_dataset(name="npz", path="own.npz")[0]) == checksum
 
 
-def test_labels_of_any_kind() -> None:
+def test_npz_text_labels_become_class_numbers() -> None:
     save_arrays("own.npz", x_train=PIXELS, y_train=np.array(["cat", "dog", "ant", "cat", "dog", "ant"]))
     samples, facts = load_custom_dataset(name="npz", path="own.npz")
     assert samples.y.tolist() == [1, 2, 0, 1, 2, 0]
@@ -446,7 +446,7 @@ def test_labels_of_any_kind() -> None:
         *("padding", "uint64", "nothing"),
     ],
 )
-def test_an_npz_of_something_else(content: dict[str, np.ndarray], problem: str) -> None:
+def test_npz_rejects_invalid_arrays(content: dict[str, np.ndarray], problem: str) -> None:
     save_arrays("own.npz", **content)
     with pytest.raises(ArtifactError) as error:
         load_custom_dataset(name="npz", path="own.npz")
@@ -454,7 +454,7 @@ def test_an_npz_of_something_else(content: dict[str, np.ndarray], problem: str) 
     assert problem in str(error.value)
 
 
-def test_a_table_of_texts() -> None:
+def test_parquet_loads_texts() -> None:
     table = {"text": ["a b", "b", "c"], "label": ["x", "y", "x"], "split": ["train", "train", "test"]}
     pd.DataFrame(table).to_parquet("own.parquet")
     samples, facts = load_custom_dataset(name="parquet", path="own.parquet", vocabulary=50, length=3)
@@ -465,7 +465,7 @@ def test_a_table_of_texts() -> None:
 
 
 @pytest.mark.parametrize("cell", [lambda image: image, lambda image: {"bytes": image, "path": "x.png"}])
-def test_a_table_of_images(cell: Callable[[bytes], Any]) -> None:
+def test_parquet_loads_images(cell: Callable[[bytes], Any]) -> None:
     images = [cell(encode_image(image.transpose(1, 2, 0))) for image in PIXELS]
     pd.DataFrame({"image": images, "label": [0, 1, 2, 3, 4, 5]}).to_parquet("own.parquet")
     samples, facts = load_custom_dataset(name="parquet", path="own.parquet")
@@ -489,7 +489,7 @@ def test_a_table_of_images(cell: Callable[[bytes], Any]) -> None:
     ],
     ids=["columns", "split", "image", "no-text", "no-label", "numbers", "deep"],
 )
-def test_a_table_of_something_else(table: dict[str, Any], problem: str) -> None:
+def test_parquet_rejects_invalid_columns(table: dict[str, Any], problem: str) -> None:
     pd.DataFrame(table).to_parquet("own.parquet")
     with pytest.raises(ArtifactError) as error:
         load_custom_dataset(name="parquet", path="own.parquet")
@@ -497,7 +497,7 @@ def test_a_table_of_something_else(table: dict[str, Any], problem: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "separator"), [("own.csv", ","), ("my own.tsv", "\t")])
-def test_the_error_for_a_text_table_has_the_command_that_converts_it(name: str, separator: str) -> None:
+def test_csv_error_shows_working_conversion_command(name: str, separator: str) -> None:
     frame = pd.DataFrame({"text": ["a b", "b"], "label": ["x", "y"]})
     frame.to_csv(name, sep=separator, index=False)
     with pytest.raises(ArtifactError) as error:
@@ -512,7 +512,7 @@ def test_the_error_for_a_text_table_has_the_command_that_converts_it(name: str, 
     assert pd.read_parquet(parquet_path).equals(frame)
 
 
-def test_a_table_with_a_column_twice() -> None:
+def test_parquet_rejects_duplicate_column() -> None:
     table = pa.table([["a"], [0], [1]], names=["text", "label", "label"])
     write_parquet(Path("own.parquet"), table)
     with pytest.raises(ArtifactError) as error:
@@ -527,7 +527,7 @@ def write_folder(*names: str, grey: bool = False) -> None:
         path.write_bytes(encode_image(PIXELS[row, 0] if grey else PIXELS[row].transpose(1, 2, 0)))
 
 
-def test_a_folder_with_train_and_test() -> None:
+def test_folder_loads_train_and_test_images() -> None:
     write_folder("train/dog/1.png", "train/ant/2.png", "test/ant/1.png", "train/ant/1.png")
     samples, facts = load_custom_dataset(name="folder", path="pictures")
     assert np.array_equal(samples.x, PIXELS[[3, 1, 0, 2]])
@@ -536,7 +536,7 @@ def test_a_folder_with_train_and_test() -> None:
     assert facts == DatasetInfo((3, 32, 32), 2, 4, 1)
 
 
-def test_a_folder_of_grey_images_without_test_set() -> None:
+def test_folder_loads_gray_images_without_test_set() -> None:
     write_folder("dog/1.png", "ant/1.png", grey=True)
     samples, facts = load_custom_dataset(name="folder", path="pictures")
     assert np.array_equal(samples.x, PIXELS[[1, 0], :1])
@@ -544,8 +544,8 @@ def test_a_folder_of_grey_images_without_test_set() -> None:
     assert not samples.test.any()
 
 
-def test_images_of_several_sizes_are_cropped_to_squares_and_resized() -> None:
-    """A checkerboard of 2x2 pixels, between stripes that are cropped."""
+def test_image_size_setting_crops_and_resizes_images() -> None:
+    """The image is a checkerboard with squares of 2x2 pixels. Cropping removes the stripes at its sides."""
     board = np.kron(np.tile([[0, 200], [200, 0]], (4, 4)), np.ones((2, 2))).astype(np.uint8)
     wide = np.pad(board, ((0, 0), (5, 5)), constant_values=77)
     tall = np.pad(board, ((3, 3), (0, 0)), constant_values=77)
@@ -566,7 +566,7 @@ def test_images_of_several_sizes_are_cropped_to_squares_and_resized() -> None:
         parser.parse_dataset({"name": "parquet", "path": "own.parquet", "image_size": 0})
 
 
-def test_a_text_can_be_a_sequence_of_characters() -> None:
+def test_tokens_setting_characters_encodes_each_character() -> None:
     pd.DataFrame({"text": ["aab b", "Ba"], "label": [0, 1]}).to_parquet("own.parquet")
     samples, facts = load_custom_dataset(
         name="parquet", path="own.parquet", tokens="characters", length=6, vocabulary=8
@@ -577,8 +577,8 @@ def test_a_text_can_be_a_sequence_of_characters() -> None:
         parser.parse_dataset({"name": "parquet", "path": "own.parquet", "tokens": "letters"})
 
 
-def test_classes_have_the_names_of_their_labels() -> None:
-    """They are stored with the samples, so that neither the file nor the folder is needed later."""
+def test_stored_class_names_match_labels() -> None:
+    """Class names are stored with the samples, so the original files are not needed later."""
     write_folder("north/dog/1.png", "north/ant/1.png", "south/dog/1.png")
     texts = {"text": ["a", "b", "c"]}
     pd.DataFrame(texts | {"label": ["dog", "ant", "dog"]}).to_parquet("names.parquet")
@@ -605,7 +605,7 @@ def test_classes_have_the_names_of_their_labels() -> None:
     assert read_names("pictures", levels=["hospital", "label"]) == ("ant", "dog")
 
 
-def test_a_folder_is_known_by_its_files() -> None:
+def test_folder_checksum_changes_with_file_names() -> None:
     write_folder("dog/1.png", "ant/1.png")
     section: Any = parser.parse_dataset({"name": "folder", "path": "pictures"})
     before = section.effective_dataset.compute_unpinned_sha256(Fetcher())
@@ -614,7 +614,7 @@ def test_a_folder_is_known_by_its_files() -> None:
     assert section.effective_dataset.compute_unpinned_sha256(Fetcher()) != before
 
 
-def test_a_folder_of_something_else() -> None:
+def test_folder_rejects_invalid_images() -> None:
     write_folder("dog/1.png", "ant/1.png")
     Path("pictures/ant/2.png").write_bytes(encode_image(PIXELS[0, 0, :8, :8]))
     with pytest.raises(ArtifactError, match=r"^pictures/ant/2\.png has 8x8 pixels, .* 32x32"):
@@ -627,7 +627,7 @@ def test_a_folder_of_something_else() -> None:
 @pytest.mark.parametrize(
     ("kind", "name", "mode"), [(np.uint16, "1.png", "I;16"), (np.int32, "1.tif", "I"), (np.float32, "1.tif", "F")]
 )
-def test_images_of_more_than_8_bits_are_refused(kind: type[np.generic], name: str, mode: str) -> None:
+def test_folder_rejects_images_with_more_than_8_bits(kind: type[np.generic], name: str, mode: str) -> None:
     write_folder("dog/0.png", "dog/2.png", grey=True)
     Image.fromarray(np.full((32, 32), 300, kind)).save(f"pictures/dog/{name}")
     with pytest.raises(ArtifactError) as error:
@@ -635,7 +635,7 @@ def test_images_of_more_than_8_bits_are_refused(kind: type[np.generic], name: st
     assert str(error.value).startswith(f"pictures/dog/{name} has more than 8 bits per channel (Pillow's mode {mode}).")
 
 
-def test_two_own_files_lie_beside_each_other() -> None:
+def test_two_npz_files_are_stored_separately() -> None:
     save_arrays("one.npz", x=PIXELS, y=np.arange(6))
     save_arrays("two.npz", x=PIXELS[::-1], y=np.arange(6))
     load_custom_dataset(name="npz", path="one.npz")
@@ -643,7 +643,7 @@ def test_two_own_files_lie_beside_each_other() -> None:
     assert len(list(Path("results/data").glob("npz-*.pt"))) == 2
 
 
-def test_the_stored_bytes_do_not_depend_on_names() -> None:
+def test_stored_dataset_bytes_do_not_depend_on_file_name() -> None:
     own = {"name": "npz", "path": "one.npz", "sha256": save_arrays("one.npz", x=PIXELS, y=np.arange(6))}
     stored = [
         download.load_and_save_dataset(parser.parse_dataset(own).effective_dataset, Fetcher(), Path(name))
@@ -669,7 +669,7 @@ def test_the_stored_bytes_do_not_depend_on_names() -> None:
     ],
     ids=["no-path", "no-sha256", "not-stored", "lenght", "splitt", "digits", "vocabulary", "sha256"],
 )
-def test_a_mistake_is_one_sentence_before_any_job(dataset: dict[str, Any], problem: str) -> None:
+def test_plan_rejects_invalid_dataset_settings_in_one_line(dataset: dict[str, Any], problem: str) -> None:
     studies.write(studies.settings(dataset=dataset), Path())
     with pytest.raises(SettingsError) as error:
         planner.make_plan(Path("params.yaml"))
@@ -677,7 +677,7 @@ def test_a_mistake_is_one_sentence_before_any_job(dataset: dict[str, Any], probl
     assert "\n" not in str(error.value)
 
 
-def test_a_file_that_changed_after_it_was_declared_is_refused() -> None:
+def test_npz_changed_after_declaration_is_rejected() -> None:
     sha256 = save_arrays("own.npz", x=PIXELS, y=np.arange(6))
     source = parser.parse_dataset({"name": "npz", "path": "own.npz", "sha256": sha256}).effective_dataset
     new_sha256 = save_arrays("own.npz", x=PIXELS[::-1], y=np.arange(6))
@@ -689,8 +689,8 @@ def test_a_file_that_changed_after_it_was_declared_is_refused() -> None:
         source.load(Fetcher())
 
 
-def test_own_data_through_the_stages() -> None:
-    """From params.yaml to the partition, and again from the file that the plan writes for the rule."""
+def test_custom_dataset_passes_through_download_and_partition() -> None:
+    """The download is repeated from the file that the plan writes for the Snakemake rule."""
     x = RANDOM.integers(0, 256, (60, 8, 8), dtype=np.uint8)
     save_arrays("own.npz", x=x, y=np.arange(60) % 3, test=np.arange(60) >= 45)
     settings = studies.settings(dataset={"name": "npz", "path": "own.npz"}, federation={"clients": 3})
@@ -708,7 +708,7 @@ def test_own_data_through_the_stages() -> None:
     assert partition.partition_dataset(run.partition).is_file()
 
 
-# -- `fedpipe download` declares the SHA-256 ---------------------------------------------------------------------------
+# -- `fedpipe download` adds the SHA-256 to the study ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -725,7 +725,7 @@ def test_own_data_through_the_stages() -> None:
     ],
     ids=["block", "flow"],
 )
-def test_the_checksum_is_filled_in_and_all_else_is_left(before: str, after: str) -> None:
+def test_download_adds_checksum_and_keeps_rest_of_study(before: str, after: str) -> None:
     sha256 = save_arrays("own.npz", x=PIXELS, y=np.arange(6))
     Path("params.yaml").write_text(before)
     download.write_dataset_facts_into_study(None, Path("params.yaml"))
@@ -735,7 +735,7 @@ def test_the_checksum_is_filled_in_and_all_else_is_left(before: str, after: str)
     )
 
 
-def test_a_link_to_a_study_stays_one() -> None:
+def test_download_keeps_symlink_to_study() -> None:
     sha256 = save_arrays("own.npz", x=PIXELS, y=np.arange(6))
     Path("study.yaml").write_text("dataset: {name: npz, path: own.npz}\n")
     Path("params.yaml").symlink_to("study.yaml")
@@ -744,7 +744,7 @@ def test_a_link_to_a_study_stays_one() -> None:
     assert Path("study.yaml").read_text() == f"dataset: {{name: npz, sha256: {sha256}, path: own.npz}}\n"
 
 
-def test_labels_that_do_not_begin_with_0_are_told() -> None:
+def test_download_warns_about_labels_that_start_at_1() -> None:
     save_arrays("own.npz", x=PIXELS, y=np.arange(6) % 3 + 1)
     Path("params.yaml").write_text("dataset: {name: npz, path: own.npz}\n")
     message = download.write_dataset_facts_into_study(None, Path("params.yaml"))
@@ -755,7 +755,7 @@ def test_labels_that_do_not_begin_with_0_are_told() -> None:
     assert "labels" not in download.write_dataset_facts_into_study(None, Path("params.yaml"))
 
 
-def test_what_can_not_be_filled_in_is_said() -> None:
+def test_download_prints_checksum_that_it_cannot_write() -> None:
     sha256 = save_arrays("own.npz", x=PIXELS, y=np.arange(6))
     before = "dataset:\n  ? name\n  : npz\n  ? path\n  : own.npz\n"
     Path("params.yaml").write_text(before)
@@ -765,7 +765,7 @@ def test_what_can_not_be_filled_in_is_said() -> None:
     assert Path("params.yaml").read_text() == before
 
 
-def test_another_data_set_than_the_studys_is_stored_and_not_filled_in() -> None:
+def test_download_of_other_dataset_keeps_study_unchanged() -> None:
     sha256 = save_arrays("mirror/cifar10.npz", **SPLIT_ARRAYS)
     before = "dataset: {mirror: mirror, name: digits}\n"
     Path("params.yaml").write_text(before)
@@ -773,7 +773,7 @@ def test_another_data_set_than_the_studys_is_stored_and_not_filled_in() -> None:
     assert Path("params.yaml").read_text() == before
 
 
-def test_a_declared_data_set_changes_nothing() -> None:
+def test_download_of_packaged_dataset_keeps_study_unchanged() -> None:
     download.write_dataset_facts_into_study("digits", Path("params.yaml"))
     assert not Path("params.yaml").exists()
     Path("params.yaml").write_text("dataset: {name: digits}\n")
@@ -781,12 +781,12 @@ def test_a_declared_data_set_changes_nothing() -> None:
     assert Path("params.yaml").read_text() == "dataset: {name: digits}\n"
 
 
-# -- the real ones -----------------------------------------------------------------------------------------------------
+# -- real data sets ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(MIRROR is None, reason=f"{MIRROR_VARIABLE} names no mirror with the real files")
-class TestReal:
-    """Real data sets from the mirror. Those that it lacks are skipped."""
+class TestRealDatasets:
+    """Data sets that the mirror lacks are skipped."""
 
     CHECKSUMS: ClassVar[dict[str, str]] = {"imdb": "eeba9a6f7260cf28430f46103d26c58a34547701eb9a0541de514d89bbbb9f72"}
 
@@ -802,7 +802,7 @@ class TestReal:
         section = parser.parse_dataset({"name": name, "mirror": MIRROR, "sha256": sha256})
         return name, section.effective_dataset.load(section.fetcher)
 
-    def test_samples(self, samples: tuple[str, Samples]) -> None:
+    def test_real_samples_match_published_facts(self, samples: tuple[str, Samples]) -> None:
         name, (x, y, test) = samples
         facts = PUBLISHED[name]
         assert len(x) == len(y) == len(test) <= facts.size  # a mirror's substitute may have fewer training samples

@@ -1,4 +1,4 @@
-"""Files from a mirror, the cache, and real HTTP servers with and without faults."""
+"""Files from mirrors, the cache, and HTTP servers with and without faults."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from fedpipe.data.sources.fetch import Fetcher, PublishedFile
 WHOLE = bytes(range(256)) * 1024  # 256 KiB
 MD5, SHA256 = hashlib.md5(WHOLE).hexdigest(), hashlib.sha256(WHOLE).hexdigest()
 NAME = "some/file.gz"
-NO_SERVER = "http://127.0.0.1:9"  # the port of "discard", which has no server
+NO_SERVER = "http://127.0.0.1:9"  # port of the discard protocol, on which no server listens
 
 
 @dataclass
 class Server:
-    """A server of one file. ``answers`` has its behavior for each request. Later requests succeed."""
+    """A server of one file. ``answers`` contains its behavior for the first requests. Later requests succeed."""
 
     address: str
     content: bytes = WHOLE
@@ -94,7 +94,7 @@ def list_cached_files(tmp_path: Path) -> list[str]:
 # -- servers -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_file_is_downloaded_once(server: Server, make_fetcher: Callable[..., Fetcher], tmp_path: Path) -> None:
+def test_fetcher_downloads_file_once(server: Server, make_fetcher: Callable[..., Fetcher], tmp_path: Path) -> None:
     (path,) = make_fetcher().fetch([server.file])
     assert path.read_bytes() == WHOLE
     assert path == tmp_path / "cache" / NAME
@@ -103,7 +103,7 @@ def test_a_file_is_downloaded_once(server: Server, make_fetcher: Callable[..., F
 
 
 @pytest.mark.parametrize("answer", ["breaks off", "stalls"])
-def test_a_download_goes_on_where_it_broke_off(
+def test_fetcher_resumes_interrupted_download(
     server: Server, make_fetcher: Callable[..., Fetcher], answer: str
 ) -> None:
     server.answers = [answer, answer]
@@ -112,7 +112,7 @@ def test_a_download_goes_on_where_it_broke_off(
     assert server.ranges == [None, f"bytes={len(WHOLE) // 2}-", f"bytes={len(WHOLE) * 3 // 4}-"]
 
 
-def test_another_process_goes_on_with_the_part(
+def test_fetcher_resumes_partial_file_of_other_process(
     server: Server, make_fetcher: Callable[..., Fetcher], tmp_path: Path
 ) -> None:
     part = tmp_path / "cache" / f"{NAME}.part"
@@ -125,7 +125,7 @@ def test_another_process_goes_on_with_the_part(
 
 
 @pytest.mark.parametrize("part", [b"of another file", WHOLE + b"too much", b"x" * len(WHOLE)])
-def test_a_part_of_another_file_is_thrown_away(
+def test_fetcher_discards_invalid_partial_file(
     server: Server, make_fetcher: Callable[..., Fetcher], tmp_path: Path, part: bytes
 ) -> None:
     file = tmp_path / "cache" / f"{NAME}.part"
@@ -135,7 +135,7 @@ def test_a_part_of_another_file_is_thrown_away(
     assert server.ranges == [f"bytes={len(part)}-", None]
 
 
-def test_a_server_that_knows_no_ranges_begins_again(server: Server, make_fetcher: Callable[..., Fetcher]) -> None:
+def test_fetcher_restarts_if_server_ignores_ranges(server: Server, make_fetcher: Callable[..., Fetcher]) -> None:
     server.answers = ["breaks off", "from the start"]
     assert make_fetcher().fetch([server.file])[0].read_bytes() == WHOLE
 
@@ -143,7 +143,7 @@ def test_a_server_that_knows_no_ranges_begins_again(server: Server, make_fetcher
 @pytest.mark.parametrize(
     "content", [WHOLE[:-1] + b"x", WHOLE[:-1], b"<html>moved</html>"], ids=["tampered", "truncated", "page"]
 )
-def test_a_wrong_file_is_refused_and_not_kept(
+def test_fetcher_rejects_and_deletes_file_with_wrong_checksum(
     server: Server, make_fetcher: Callable[..., Fetcher], tmp_path: Path, content: bytes
 ) -> None:
     server.content = content
@@ -154,7 +154,7 @@ def test_a_wrong_file_is_refused_and_not_kept(
     assert list_cached_files(tmp_path) == []
 
 
-def test_a_server_in_trouble_is_asked_again(server: Server, make_fetcher: Callable[..., Fetcher]) -> None:
+def test_fetcher_retries_after_server_error(server: Server, make_fetcher: Callable[..., Fetcher]) -> None:
     server.answers = ["503"]
     assert make_fetcher().fetch([server.file])[0].read_bytes() == WHOLE
 
@@ -166,7 +166,7 @@ def test_a_server_in_trouble_is_asked_again(server: Server, make_fetcher: Callab
         (["503", "503"], "the server answered 503 Service Unavailable", 2),
     ],
 )
-def test_a_server_that_refuses_is_given_up(
+def test_fetcher_error_shows_http_status(
     server: Server, make_fetcher: Callable[..., Fetcher], answers: list[str], reason: str, requests: int
 ) -> None:
     server.answers = answers
@@ -176,20 +176,20 @@ def test_a_server_that_refuses_is_given_up(
     assert len(server.ranges) == requests
 
 
-def test_a_server_that_never_answers_is_given_up(server: Server, make_fetcher: Callable[..., Fetcher]) -> None:
-    server.content = b"x"  # half of it is empty: no attempt receives new bytes
+def test_fetcher_stops_if_server_does_not_answer(server: Server, make_fetcher: Callable[..., Fetcher]) -> None:
+    server.content = b"x"  # the server sends half of it, which is no byte
     server.answers = ["stalls"] * 2
     with pytest.raises(ArtifactError, match=r"\(the server does not answer\)"):
         make_fetcher().fetch([server.file])
     assert len(server.ranges) == 2
 
 
-def test_the_next_address_is_tried(server: Server, make_fetcher: Callable[..., Fetcher]) -> None:
+def test_fetcher_tries_next_url(server: Server, make_fetcher: Callable[..., Fetcher]) -> None:
     file = server.file._replace(urls=(f"{NO_SERVER}/file.gz", *server.file.urls))
     assert make_fetcher().fetch([file])[0].read_bytes() == WHOLE
 
 
-def test_offline_the_sentence_says_which_files_to_put_where(make_fetcher: Callable[..., Fetcher]) -> None:
+def test_offline_error_shows_missing_files_and_mirror_folder(make_fetcher: Callable[..., Fetcher]) -> None:
     files = [
         PublishedFile(f"mnist/{name}", f"md5:{MD5}", (f"{NO_SERVER}/{name}",)) for name in ("images.gz", "labels.gz")
     ]
@@ -215,14 +215,14 @@ def mirror(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("format_path", [str, lambda path: path.as_uri()], ids=["path", "file"])
-def test_a_folder_comes_first_and_is_read_in_place(
+def test_fetcher_reads_mirror_folder_before_server(
     server: Server, make_fetcher: Callable[..., Fetcher], mirror: Path, format_path: Callable[[Path], str]
 ) -> None:
     assert make_fetcher(format_path(mirror)).fetch([server.file]) == [mirror / NAME]
     assert server.ranges == []
 
 
-def test_what_the_folder_lacks_is_downloaded(
+def test_fetcher_downloads_files_missing_from_mirror_folder(
     server: Server, make_fetcher: Callable[..., Fetcher], mirror: Path
 ) -> None:
     (mirror / NAME).unlink()
@@ -230,7 +230,7 @@ def test_what_the_folder_lacks_is_downloaded(
 
 
 @pytest.mark.parametrize("content", [WHOLE[:-1], WHOLE[:-1] + b"x"], ids=["truncated", "tampered"])
-def test_a_damaged_file_in_the_folder_is_refused_and_named(
+def test_fetcher_rejects_damaged_file_in_mirror_folder(
     server: Server, make_fetcher: Callable[..., Fetcher], mirror: Path, content: bytes
 ) -> None:
     (mirror / NAME).write_bytes(content)
@@ -241,13 +241,13 @@ def test_a_damaged_file_in_the_folder_is_refused_and_named(
     assert server.ranges == []
 
 
-def test_offline_with_a_folder_the_sentence_names_it(make_fetcher: Callable[..., Fetcher], mirror: Path) -> None:
+def test_offline_error_shows_configured_mirror_folder(make_fetcher: Callable[..., Fetcher], mirror: Path) -> None:
     file = PublishedFile("mnist/images.gz", f"md5:{MD5}", (f"{NO_SERVER}/images.gz",))
     with pytest.raises(ArtifactError, match=rf"images\.gz from {NO_SERVER}, .* {mirror}/mnist\.$"):
         make_fetcher(str(mirror)).fetch([file])
 
 
-def test_a_base_address_comes_first(server: Server, make_fetcher: Callable[..., Fetcher]) -> None:
+def test_fetcher_tries_mirror_url_before_published_url(server: Server, make_fetcher: Callable[..., Fetcher]) -> None:
     fetch = make_fetcher(f"{server.address}/mirror/")
     assert fetch.fetch([server.file])[0].read_bytes() == WHOLE
     server.answers = ["404"]
@@ -255,7 +255,7 @@ def test_a_base_address_comes_first(server: Server, make_fetcher: Callable[..., 
     assert server.paths == ["/mirror/some/file.gz", "/mirror/some/other.gz", "/upstream/file.gz"]
 
 
-def test_a_damaged_file_in_the_cache_is_replaced(
+def test_fetcher_replaces_damaged_file_in_cache(
     server: Server, make_fetcher: Callable[..., Fetcher], tmp_path: Path
 ) -> None:
     (path,) = make_fetcher().fetch([server.file])
@@ -267,7 +267,7 @@ def test_a_damaged_file_in_the_cache_is_replaced(
 # -- files that params.yaml declares -----------------------------------------------------------------------------------
 
 
-def test_a_declared_file_is_the_folders(make_fetcher: Callable[..., Fetcher], mirror: Path) -> None:
+def test_pinned_and_unpinned_files_come_from_mirror_folder(make_fetcher: Callable[..., Fetcher], mirror: Path) -> None:
     assert make_fetcher(str(mirror)).fetch_unpinned("own.npz") == mirror / "own.npz"
     assert make_fetcher(str(mirror)).fetch_unpinned("other.npz") is None
     assert make_fetcher().fetch_unpinned("own.npz") is None
@@ -279,7 +279,7 @@ def test_a_declared_file_is_the_folders(make_fetcher: Callable[..., Fetcher], mi
         make_fetcher(str(mirror)).fetch_pinned("other.npz", SHA256)
 
 
-def test_a_declared_file_is_downloaded_once(server: Server, make_fetcher: Callable[..., Fetcher]) -> None:
+def test_fetcher_downloads_pinned_file_once(server: Server, make_fetcher: Callable[..., Fetcher]) -> None:
     fetch = make_fetcher(server.address)
     path = fetch.fetch_unpinned("own.npz")
     assert path is not None
@@ -291,7 +291,7 @@ def test_a_declared_file_is_downloaded_once(server: Server, make_fetcher: Callab
     assert server.paths == ["/own.npz", "/own.npz"]
 
 
-def test_an_undeclared_file_is_looked_at_anew(server: Server, make_fetcher: Callable[..., Fetcher]) -> None:
+def test_fetcher_downloads_unpinned_file_each_time(server: Server, make_fetcher: Callable[..., Fetcher]) -> None:
     make_fetcher(server.address).fetch_unpinned("own.npz")
     server.content = b"another"
     path = make_fetcher(server.address).fetch_unpinned("own.npz")
@@ -299,7 +299,7 @@ def test_an_undeclared_file_is_looked_at_anew(server: Server, make_fetcher: Call
     assert path.read_bytes() == b"another"
 
 
-def test_an_undeclared_file_goes_on_with_no_part(
+def test_fetcher_discards_partial_file_of_unpinned_file(
     server: Server, make_fetcher: Callable[..., Fetcher], tmp_path: Path
 ) -> None:
     part = tmp_path / "cache" / "undeclared" / "own.npz.part"
@@ -311,18 +311,20 @@ def test_an_undeclared_file_goes_on_with_no_part(
     assert server.ranges == [None]
 
 
-def test_a_server_without_the_file_has_none(server: Server, make_fetcher: Callable[..., Fetcher]) -> None:
+def test_fetcher_returns_none_if_mirror_lacks_unpinned_file(
+    server: Server, make_fetcher: Callable[..., Fetcher]
+) -> None:
     server.answers = ["absent"]
     assert make_fetcher(server.address).fetch_unpinned("own.npz") is None
 
 
-def test_a_declared_file_needs_a_mirror(make_fetcher: Callable[..., Fetcher]) -> None:
+def test_pinned_file_needs_mirror(make_fetcher: Callable[..., Fetcher]) -> None:
     with pytest.raises(ArtifactError) as error:
         make_fetcher().fetch_pinned("own.npz", SHA256)
     assert str(error.value).startswith(f"dataset.sha256: {SHA256} ")
     assert "own.npz of a mirror, but no mirror is set" in str(error.value)
 
 
-def test_a_mirror_that_is_down_is_named(make_fetcher: Callable[..., Fetcher]) -> None:
+def test_unreachable_mirror_error_shows_url(make_fetcher: Callable[..., Fetcher]) -> None:
     with pytest.raises(ArtifactError, match=rf"^dataset\.mirror: {NO_SERVER}/own\.npz .*\(no connection\)"):
         make_fetcher(NO_SERVER).fetch_pinned("own.npz", SHA256)

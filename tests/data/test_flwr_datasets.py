@@ -1,4 +1,4 @@
-"""The scheme `flwr-datasets` gives the clients of that library, and its mistakes are errors of params.yaml."""
+"""The scheme `flwr-datasets`: equal partitions as in the library, and errors with keys of params.yaml."""
 
 from __future__ import annotations
 
@@ -45,8 +45,10 @@ CASES: list[tuple[Partitioner, int, dict[str, Any]]] = [
 
 @pytest.mark.usefixtures("offline")
 @pytest.mark.parametrize(("partitioner", "clients", "arguments"), CASES, ids=[f"{case[0]}-{case[1]}" for case in CASES])
-def test_clients_are_those_of_the_library(partitioner: Partitioner, clients: int, arguments: dict[str, Any]) -> None:
-    """The training samples of each client are the partition that FederatedDataset loads with its default seeds."""
+def test_flwr_datasets_partition_equals_library_partition(
+    partitioner: Partitioner, clients: int, arguments: dict[str, Any]
+) -> None:
+    """The training samples of each client equal the partition that FederatedDataset loads with its default seeds."""
     import flwr_datasets
     import flwr_datasets.partitioner
 
@@ -67,15 +69,15 @@ def test_clients_are_those_of_the_library(partitioner: Partitioner, clients: int
     assert sum(map(len, assignment.test)) <= 200
 
 
-def test_the_library_seed() -> None:
-    def assign(seed: int, **parameters: Any) -> list[int]:
+def test_library_seed_overrides_partition_seed() -> None:
+    def draw_owners(seed: int, **parameters: Any) -> list[int]:
         scheme = FlwrDatasets(partitioner="DirichletPartitioner", arguments={"alpha": 0.5}, **parameters)
         return assign_samples(scheme, LABELS, TEST, 5, "pooled", 0.25, seed)["client"].to_pylist()  # type: ignore[no-any-return]
 
-    assert assign(0) == assign(0)
-    assert assign(0) != assign(1), "drawn with the seed of the partition"
-    assert assign(0, library_seed=42) == assign(1, library_seed=42) != assign(0, library_seed=43)
-    assert assign(0, library_seed=42) != assign(0, library_seed=42, shuffle=False)
+    assert draw_owners(0) == draw_owners(0)
+    assert draw_owners(0) != draw_owners(1), "the partition depends on its seed"
+    assert draw_owners(0, library_seed=42) == draw_owners(1, library_seed=42) != draw_owners(0, library_seed=43)
+    assert draw_owners(0, library_seed=42) != draw_owners(0, library_seed=42, shuffle=False)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +92,7 @@ def test_the_library_seed() -> None:
         ({"arguments": {"alpha": [1.0, 2.0]}}, r"partition.arguments: \{'alpha': \[1.0, 2.0\]\} "),
     ],
 )
-def test_wrong_arguments_before_any_job(parameters: dict[str, Any], message: str) -> None:
+def test_flwr_datasets_rejects_invalid_arguments(parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         FlwrDatasets(partitioner="DirichletPartitioner", **parameters).check(5, 10, 1000)
 
@@ -104,7 +106,7 @@ def test_wrong_arguments_before_any_job(parameters: dict[str, Any], message: str
         ("ExponentialPartitioner", 12, {}, r"ExponentialPartitioner"),
     ],
 )
-def test_arguments_that_do_not_fit_the_samples(
+def test_flwr_datasets_rejects_arguments_that_do_not_fit_samples(
     partitioner: Partitioner, clients: int, arguments: dict[str, Any], message: str
 ) -> None:
     scheme = FlwrDatasets(partitioner=partitioner, arguments=arguments)
@@ -112,18 +114,19 @@ def test_arguments_that_do_not_fit_the_samples(
         assign_samples(scheme, LABELS, TEST, clients, "official", 0, 0)
 
 
-def test_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The arguments are in the key. A wrong one is an error of the plan, and so is the missing library."""
+def test_flwr_datasets_plan_hashes_arguments_and_checks_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
 
-    def plan(arguments: dict[str, Any], **partition: Any) -> planner.NewPlan:
+    def make_plan(arguments: dict[str, Any], **partition: Any) -> planner.NewPlan:
         rule = {"scheme": "flwr-datasets", "partitioner": "DirichletPartitioner", "arguments": arguments}
         return studies.prepare(studies.settings() | {"partition": rule | partition})
 
-    keys = {plan({"alpha": alpha}, library_seed=seed).runs[0].key for alpha in (0.5, 0.7) for seed in (1, 2)}
+    keys = {make_plan({"alpha": alpha}, library_seed=seed).runs[0].key for alpha in (0.5, 0.7) for seed in (1, 2)}
     assert len(keys) == 4
     with pytest.raises(SettingsError, match=r"partition.partitioner: .*NaturalIdPartitioner"):
-        plan({}, partitioner="NaturalIdPartitioner")
+        make_plan({}, partitioner="NaturalIdPartitioner")
     monkeypatch.setitem(sys.modules, "flwr_datasets", None)
     with pytest.raises(SettingsError, match=r"partition.scheme: 'flwr-datasets' .*pip install"):
-        plan({"alpha": 0.5})
+        make_plan({"alpha": 0.5})

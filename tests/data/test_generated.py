@@ -1,4 +1,4 @@
-"""Generated samples: shaped like a published data set, the same each time, and with other keys than real ones."""
+"""Generated samples have the shape of a published data set, are reproducible, and have different keys."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = ("mnist", "cifar100", "imdb", "ag_news")
 
 @pytest.fixture(autouse=True)
 def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder without data, mirror and cache."""
+    """Work in a folder without data, mirror and cache."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FEDPIPE_MIRROR", raising=False)
     monkeypatch.setattr("fedpipe.data.sources.fetch.get_cache_folder", lambda: tmp_path / "cache")
@@ -43,7 +43,7 @@ def make_mirror(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_they_have_the_shape_of_what_they_stand_for(name: str) -> None:
+def test_generated_samples_match_shape_of_published_dataset(name: str) -> None:
     generated, real = parse_generated(name), parser.parse_dataset({"name": name})
     assert generated.dataset_info == real.dataset_info._replace(
         size=2400, tests=2400 * real.dataset_info.tests // real.dataset_info.size
@@ -62,7 +62,7 @@ def test_they_have_the_shape_of_what_they_stand_for(name: str) -> None:
     )
 
 
-def test_classes_can_be_told_apart() -> None:
+def test_generated_classes_are_separable() -> None:
     samples = Generated(like="mnist", samples=400).load(parse_generated().fetcher)
     x = samples.x.reshape(len(samples.y), -1).astype(float)
     means = np.stack([x[~samples.test & (samples.y == label)].mean(0) for label in range(10)])
@@ -70,7 +70,7 @@ def test_classes_can_be_told_apart() -> None:
     assert (nearest == samples.y[samples.test]).mean() > 0.9
 
 
-def test_what_is_at_hand_is_taken(tmp_path: Path) -> None:
+def test_generated_dataset_is_used_only_without_mirror_files(tmp_path: Path) -> None:
     assert parse_generated().effective_dataset == Generated(like="mnist")
     assert parse_generated().dataset_path != parser.parse_dataset({"name": "mnist"}).dataset_path
     with_mirror = parse_generated(mirror=str(make_mirror(tmp_path / "mirror")))
@@ -80,14 +80,14 @@ def test_what_is_at_hand_is_taken(tmp_path: Path) -> None:
     )
 
 
-def test_what_was_stored_is_at_hand() -> None:
+def test_stored_dataset_replaces_generated_dataset() -> None:
     real = parser.parse_dataset({"name": "mnist"})
     real.dataset_path.parent.mkdir(parents=True)
     real.dataset_path.write_bytes(b"")
     assert parse_generated().effective_dataset == real.effective_dataset
 
 
-def test_no_run_of_generated_data_has_the_key_of_a_real_one(tmp_path: Path) -> None:
+def test_runs_on_generated_and_real_datasets_have_different_keys(tmp_path: Path) -> None:
     def make_plan(**dataset: Any) -> planner.NewPlan:
         params = studies.settings(dataset={"name": "mnist", "subset": 300, **dataset})
         studies.write(params, Path())
@@ -107,7 +107,7 @@ def test_no_run_of_generated_data_has_the_key_of_a_real_one(tmp_path: Path) -> N
     assert (generated.unavailable_runs, with_mirror.unavailable_runs) == ({}, {})
 
 
-def test_a_plan_stores_them_without_a_network() -> None:
+def test_download_stores_generated_dataset_without_network() -> None:
     params = studies.settings(dataset={"name": "mnist", "subset": 300, "on_missing": "generate"})
     studies.write(params, Path())
     planner.write_plan(plan := planner.make_plan(Path("params.yaml")))
@@ -119,11 +119,9 @@ def test_a_plan_stores_them_without_a_network() -> None:
 
 
 @pytest.mark.parametrize("name", [None, "mnist"])
-def test_who_asks_for_the_data_set_itself_gets_no_noise(name: str | None, tmp_path: Path) -> None:
+def test_explicit_download_stores_no_generated_samples(name: str | None, tmp_path: Path) -> None:
     first, *_ = parser.parse_dataset({"name": "mnist"}).configured_dataset.files  # type: ignore[attr-defined]
-    mirror_file = (
-        tmp_path / "mirror" / first.name
-    )  # the first of several files, damaged, so that the network is not used
+    mirror_file = tmp_path / "mirror" / first.name  # damaged, so that the download fails before it uses the network
     mirror_file.parent.mkdir(parents=True)
     mirror_file.write_bytes(b"")
     dataset = {"name": "mnist", "on_missing": "generate", "mirror": str(tmp_path / "mirror")}
@@ -135,6 +133,6 @@ def test_who_asks_for_the_data_set_itself_gets_no_noise(name: str | None, tmp_pa
 
 
 @pytest.mark.parametrize("like", ["digits", "generated", "nothing"])
-def test_only_published_data_sets_have_a_shape_to_take(like: str) -> None:
+def test_generated_dataset_rejects_unpublished_name_for_like(like: str) -> None:
     with pytest.raises(SettingsError, match=r"dataset\.like"):
         assert parser.parse_dataset({"name": "generated", "like": like}).dataset_info

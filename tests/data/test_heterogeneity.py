@@ -1,4 +1,4 @@
-"""Measures of heterogeneity: exact numbers, bounds, and SciPy's values."""
+"""Measures of heterogeneity: exact values, SciPy's values, and invariances."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ client_counts = arrays.arrays(
 ).map(lambda counts: counts + np.eye(*counts.shape, dtype=np.int64) + (counts.sum(axis=1, keepdims=True) == 0))
 
 
-def test_exact_numbers() -> None:
+def test_label_entropy_and_js_distance_equal_exact_values() -> None:
     counts = np.array([[4, 0, 0, 0], [0, 2, 2, 0], [1, 1, 1, 1]])
     assert heterogeneity.compute_label_entropy(counts).tolist() == [0, 1, 2]
     assert heterogeneity.compute_js_distance(np.array([[3, 0], [0, 3]])) == pytest.approx(
@@ -24,7 +24,7 @@ def test_exact_numbers() -> None:
     assert heterogeneity.compute_mean_js_distance(np.array([[3, 3], [1, 1]])) == 0
 
 
-def test_gini() -> None:
+def test_gini_equals_exact_values() -> None:
     assert heterogeneity.compute_gini(np.array([5, 5, 5])) == 0
     assert heterogeneity.compute_gini(np.array([1, 3])) == 0.25
     assert heterogeneity.compute_gini(np.array([0, 0, 0, 9])) == 0.75
@@ -32,7 +32,7 @@ def test_gini() -> None:
 
 
 @given(counts=client_counts)
-def test_scipy_agrees(counts: np.ndarray) -> None:
+def test_label_entropy_and_js_distance_match_scipy(counts: np.ndarray) -> None:
     pooled = counts.sum(axis=0) / counts.sum()
     js = [jensenshannon(row / row.sum(), pooled, base=2) for row in counts]
     assert heterogeneity.compute_js_distance(counts) ** 2 == pytest.approx(np.nan_to_num(js) ** 2, abs=1e-12)
@@ -42,7 +42,7 @@ def test_scipy_agrees(counts: np.ndarray) -> None:
 
 
 @given(sizes=st.lists(st.integers(1, 1000), min_size=1, max_size=30), seed=st.integers(0, 9))
-def test_gini_is_the_mean_difference_and_does_not_see_order_or_preset(sizes: list[int], seed: int) -> None:
+def test_gini_equals_mean_difference_and_ignores_order_and_scale(sizes: list[int], seed: int) -> None:
     array = np.array(sizes)
     differences = np.abs(array[:, None] - array[None, :]).mean()
     assert heterogeneity.compute_gini(array) == pytest.approx(differences / (2 * array.mean()), abs=1e-12)
@@ -50,7 +50,7 @@ def test_gini_is_the_mean_difference_and_does_not_see_order_or_preset(sizes: lis
     assert heterogeneity.compute_gini(shuffled) == pytest.approx(heterogeneity.compute_gini(array), abs=1e-12)
 
 
-def test_summary() -> None:
+def test_client_summary_has_samples_classes_and_entropy() -> None:
     table = heterogeneity.summarize_clients(np.array([[4, 0], [3, 3]]))
     assert table.column_names == ["client", "samples", "classes", "entropy", "js_distance"]
     assert table["client"].to_pylist() == [0, 1]
@@ -59,7 +59,7 @@ def test_summary() -> None:
     assert table["entropy"].to_pylist() == [0, 1]
 
 
-def test_the_overall_numbers_are_read_back_exactly() -> None:
+def test_heterogeneity_summary_from_table_equals_summary_from_counts() -> None:
     counts = np.array([[4, 0], [3, 3]])
     summary = heterogeneity.HeterogeneitySummary.from_table(heterogeneity.summarize_clients(counts))
     assert summary == heterogeneity.HeterogeneitySummary.from_counts(counts)
@@ -67,7 +67,7 @@ def test_the_overall_numbers_are_read_back_exactly() -> None:
 
 
 @given(counts=client_counts, seed=st.integers(0, 9))
-def test_the_order_of_clients_and_classes_does_not_matter(counts: np.ndarray, seed: int) -> None:
+def test_heterogeneity_ignores_order_of_clients_and_classes(counts: np.ndarray, seed: int) -> None:
     rng = np.random.default_rng(seed)
     clients, classes = rng.permutation(counts.shape[0]), rng.permutation(counts.shape[1])
     shuffled = counts[clients][:, classes]
@@ -79,7 +79,7 @@ def test_the_order_of_clients_and_classes_does_not_matter(counts: np.ndarray, se
     )
 
 
-def test_a_client_without_samples_has_no_distribution() -> None:
+def test_entropy_and_js_distance_without_samples_are_nan() -> None:
     counts = np.array([[2, 2], [0, 0]])
     assert np.isnan(heterogeneity.compute_label_entropy(counts)).tolist() == [False, True]
     assert np.isnan(heterogeneity.compute_js_distance(counts)).tolist() == [False, True]

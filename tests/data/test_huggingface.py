@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face: local repositories in the library's format, read by the library without a network."""
+"""Data sets of Hugging Face. The library reads local repositories without a network."""
 
 import os
 import subprocess
@@ -32,7 +32,7 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (60, 8, 8), dtype=np.uint8)
 WRITERS = [f"f{number % 4:03}" for number in range(60)]
 
 
-def declare(**dataset: Any) -> planner.NewPlan:
+def download_and_plan(**dataset: Any) -> planner.NewPlan:
     """Write a study of the repository, run `fedpipe download` and plan."""
     params = studies.settings(
         dataset={"name": "huggingface", "path": "repository", "split": "pooled", **dataset}, federation={"clients": 3}
@@ -48,7 +48,7 @@ def load_samples(plan: planner.NewPlan) -> store.StoredSamples:
     return store.load_samples(layout.get_dataset_path(plan.runs[0].dataset))
 
 
-def test_images_with_writers() -> None:
+def test_huggingface_loads_images_labels_and_writers() -> None:
     import datasets
 
     columns = {
@@ -59,7 +59,7 @@ def test_images_with_writers() -> None:
     }
     features = {"image": datasets.Image(), "character": datasets.ClassLabel(names=["a", "b", "c"])}
     write_repository(columns, features=features)
-    plan = declare(input="image", label="character", client="writer_id")
+    plan = download_and_plan(input="image", label="character", client="writer_id")
     samples = load_samples(plan)
     assert np.array_equal(samples.x[:, 0].numpy(), IMAGES)
     assert samples.y.tolist() == [number % 3 for number in range(60)]
@@ -68,75 +68,81 @@ def test_images_with_writers() -> None:
     assert samples.columns["writer_id"].names == ("f000", "f001", "f002", "f003")
     before, (key,) = plan.runs[0].key, plan.partitions
     preview = CliRunner().invoke(app.app, ["partition", "--preview"], catch_exceptions=False).output
-    assert preview.startswith("huggingface repository (pooled split, "), "names the repository"
+    assert preview.startswith("huggingface repository (pooled split, "), (
+        "the preview contains the name of the repository"
+    )
     assert table_notes.describe_data_and_partitions(plan).startswith("Data: huggingface repository (pooled split, ")
     assert plan.describe_partition(key)["data set"] == "huggingface repository"
     Path("repository").rename("elsewhere")
     text = Path("params.yaml").read_text()
     Path("params.yaml").write_text(text.replace("path: repository", "path: elsewhere"))
-    assert planner.make_plan(Path("params.yaml")).runs[0].key == before, "stored, and the path is not in the key"
+    assert planner.make_plan(Path("params.yaml")).runs[0].key == before, (
+        "the plan needs only the stored data set, and the path is not in the key"
+    )
 
 
-def test_tables_with_a_test_set() -> None:
+def test_huggingface_loads_table_with_test_split() -> None:
     columns = {"age": np.arange(60.0), "size": np.arange(60) * 2, "ill": [number % 2 == 0 for number in range(60)]}
     write_repository(columns, tests=15)
-    samples = load_samples(declare(input=["age", "size"], label="ill"))
+    samples = load_samples(download_and_plan(input=["age", "size"], label="ill"))
     rows = np.r_[15:60, 0:15]
     assert np.array_equal(samples.x.numpy(), np.stack([rows, rows * 2], axis=1).astype(np.float32))
     assert samples.y.tolist() == [int(row % 2 == 0) for row in rows]
     assert samples.test.tolist() == [False] * 45 + [True] * 15
 
 
-def test_images_in_files() -> None:
-    """A folder of images, which the library reads as its format imagefolder."""
+def test_huggingface_loads_folder_of_image_files() -> None:
+    """The library reads a folder of images as its format imagefolder."""
     for row, pixels in enumerate(IMAGES[:6]):
         path = Path(f"repository/train/{'ab'[row % 2]}/{row}.png")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(encode_image(pixels))
-    plan = declare()
+    plan = download_and_plan()
     samples = load_samples(plan)
     assert np.array_equal(samples.x[:, 0].numpy(), IMAGES[[0, 2, 4, 1, 3, 5]])
     assert samples.y.tolist() == [0, 0, 0, 1, 1, 1]
     assert get_class_names(plan.runs[0].dataset, 2) == ("a", "b")
 
 
-def test_texts() -> None:
+def test_huggingface_loads_texts() -> None:
     write_repository({"text": ["a b", "b"] * 30, "label": [0, 1] * 30})
-    samples = load_samples(declare(vocabulary=50, length=3))
+    samples = load_samples(download_and_plan(vocabulary=50, length=3))
     assert samples.x[:2].tolist() == [[1, 5, 4], [1, 4, 0]]
 
 
-def test_the_files_are_pinned() -> None:
+def test_huggingface_download_rejects_changed_repository() -> None:
     write_repository({"text": ["a b", "b"] * 30, "label": [0, 1] * 30})
-    plan = declare(vocabulary=50, length=3)
+    plan = download_and_plan(vocabulary=50, length=3)
     write_repository({"text": ["a c", "b"] * 30, "label": [0, 1] * 30})
     with pytest.raises(ArtifactError, match=r"^dataset\.sha256: [0-9a-f]{64} is declared, but repository has SHA-256"):
         download.download_dataset(plan.runs[0].dataset)
 
 
-def test_a_configuration() -> None:
-    """Its name is in the key. Without it, a repository with several is an error with their names."""
+def test_huggingface_config_selects_files_and_changes_key() -> None:
+    """A repository with several configurations needs `dataset.config`."""
     for name, label in (("old", 0), ("new", 1)):
         write_repository({"text": ["a b"] * 30, "label": [label] * 30})
         Path("repository/data").rename(f"repository/{name}")
     configs = "".join(f"- config_name: {name}\n  data_files: {name}/*.parquet\n" for name in ("old", "new"))
     Path("repository/README.md").write_text(f"---\nconfigs:\n{configs}---\n")
-    plans = {name: declare(vocabulary=50, length=3, config=name) for name in ("old", "new")}
+    plans = {name: download_and_plan(vocabulary=50, length=3, config=name) for name in ("old", "new")}
     assert [load_samples(plan).y.unique().tolist() for plan in plans.values()] == [[0], [1]]
     assert plans["old"].runs[0].key != plans["new"].runs[0].key
     with pytest.raises(ArtifactError, match=r"^dataset\.config: missing for repository\. Use one of: old, new\."):
-        declare(vocabulary=50)
+        download_and_plan(vocabulary=50)
     with pytest.raises(
         ArtifactError, match=r"^dataset\.config: 'odl' is not a .* of repository\. Use one of: old, new"
     ):
-        declare(vocabulary=50, config="odl")
+        download_and_plan(vocabulary=50, config="odl")
     plain = HuggingFace(path="repository", sha256="0" * 64)
-    assert "config" not in plain.get_hashed_parameters(), "keys of studies without it are those of earlier versions"
+    assert "config" not in plain.get_hashed_parameters(), (
+        "the key of a study without a configuration equals that of earlier versions"
+    )
 
 
 @pytest.mark.slow
-def test_the_commit_of_the_hub_is_filled_in() -> None:
-    """In a new process, because the library reads the hub's address when it is imported."""
+def test_download_writes_commit_of_hub_repository_into_study() -> None:
+    """The command runs in a new process, because the library reads the hub's address when it is imported."""
     write_repository({"text": ["a b", "b"] * 30, "label": [0, 1] * 30})
     dataset = {"name": "huggingface", "path": hub.NAME, "split": "pooled", "vocabulary": 50}
     settings = studies.settings(dataset=dataset) | {"partition": {"scheme": "iid"}, "model": {"name": "fasttext"}}
@@ -164,22 +170,22 @@ def test_the_commit_of_the_hub_is_filled_in() -> None:
     ],
     ids=["no-network", "label", "client", "input", "file"],
 )
-def test_a_mistake_names_the_key_and_its_cure(dataset: dict[str, Any], problem: str) -> None:
+def test_huggingface_error_shows_key_and_valid_values(dataset: dict[str, Any], problem: str) -> None:
     write_repository({"text": ["a b", "b"] * 30, "label": [0, 1] * 30})
     with pytest.raises(ArtifactError) as error:
-        declare(vocabulary=50, **dataset)
+        download_and_plan(vocabulary=50, **dataset)
     assert str(error.value).startswith(problem)
     if dataset.get("path", "").endswith(".parquet"):
         assert "dataset.name parquet" in str(error.value)
 
 
-def test_a_table_without_default_columns_lists_all_columns() -> None:
+def test_error_without_default_input_column_lists_all_columns() -> None:
     write_repository({"words": ["a b", "b"] * 30, "label": [0, 1] * 30})
     with pytest.raises(ArtifactError, match=r"^dataset\.input: missing, because .* Use one of: words, label\."):
-        declare(vocabulary=50)
+        download_and_plan(vocabulary=50)
 
 
-def test_a_plan_names_repository_and_revision() -> None:
+def test_repository_description_contains_path_and_revision() -> None:
     dataset = {"name": "huggingface", "path": "flwrlabs/femnist", "sha256": "0" * 64}
     names = [parser.parse_dataset(dataset | {"revision": one}).repository for one in (None, hub.COMMIT, "v1.0")]
     assert names == ["flwrlabs/femnist", f"flwrlabs/femnist at {hub.COMMIT[:12]}", "flwrlabs/femnist at v1.0"]
@@ -187,7 +193,7 @@ def test_a_plan_names_repository_and_revision() -> None:
 
 
 @pytest.mark.parametrize(("path", "option"), [("params.yaml", ""), ("studies/a.yaml", " --params studies/a.yaml")])
-def test_a_study_without_sha256_names_the_command(path: str, option: str) -> None:
+def test_plan_without_sha256_shows_download_command(path: str, option: str) -> None:
     Path("studies").mkdir()
     settings = studies.settings(dataset={"name": "huggingface", "path": "flwrlabs/femnist"})
     Path(path).write_text(yaml.safe_dump(settings))
@@ -197,8 +203,8 @@ def test_a_study_without_sha256_names_the_command(path: str, option: str) -> Non
 
 
 @pytest.mark.parametrize("has_dry_run", [True, False], ids=["plan", "run"])
-def test_the_advice_for_a_column_on_the_command_line_works(has_dry_run: bool) -> None:
-    """The study of params.yaml lacks the column, so its data can't be stored."""
+def test_download_command_in_error_stores_dataset_of_overridden_column(has_dry_run: bool) -> None:
+    """The study lacks the column, so only the study with the overridden column can be stored."""
     write_repository({"text": ["a b", "b"] * 30, "kind": [0, 1] * 30})
     dataset = {"name": "huggingface", "path": "repository", "split": "pooled", "vocabulary": 50}
     settings = studies.settings(dataset=dataset) | {"partition": {"scheme": "iid"}, "model": {"name": "fasttext"}}

@@ -1,4 +1,4 @@
-"""Partitions by a column of the data set: natural clients and domains, from each format to tables and results."""
+"""Partitions by a column of the data set: natural clients and domains, from each file format to the results."""
 
 import io
 import json
@@ -47,8 +47,8 @@ def write_study(dataset: dict[str, Any], partition: dict[str, Any], **sections: 
     studies.write(base | {"partition": partition}, Path())
 
 
-def declare(dataset: dict[str, Any], partition: dict[str, Any], **sections: Any) -> None:
-    """Write a study and run `fedpipe download`, which stores the data set and fills in its SHA-256."""
+def declare_dataset(dataset: dict[str, Any], partition: dict[str, Any], **sections: Any) -> None:
+    """Write a study, store its data set and add the SHA-256, like `fedpipe download`."""
     write_study({"split": "pooled", **dataset}, partition, **sections)
     download.write_dataset_facts_into_study(None, Path("params.yaml"))
 
@@ -103,9 +103,9 @@ def write_folder() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("write", [write_npz, write_split_npz, write_images, write_features, write_folder])
-def test_each_format_gives_each_writer_its_samples(write: Callable[[], dict[str, Any]]) -> None:
+def test_natural_partition_assigns_each_writer_its_samples(write: Callable[[], dict[str, Any]]) -> None:
     partition = {"scheme": "natural", "column": "writer", "minimum": 20}
-    declare(write(), partition, model={"name": "mlp", "hidden": [16]})
+    declare_dataset(write(), partition, model={"name": "mlp", "hidden": [16]})
     plan = studies.prepare(planner.loader.read_params(Path("params.yaml")))
     assignment = read_assignment(plan)
     samples = store.load_samples(layout.get_dataset_path(plan.runs[0].dataset))
@@ -137,39 +137,41 @@ def test_each_format_gives_each_writer_its_samples(write: Callable[[], dict[str,
     ],
     ids=["integers", "texts", "floats", "booleans", "chunks", "categories", "missing"],
 )
-def test_values_of_any_type_are_numbered_in_their_order(values: Any, names: tuple[str, ...], codes: list[int]) -> None:
+def test_column_codes_follow_sorted_values(values: Any, names: tuple[str, ...], codes: list[int]) -> None:
     column = Column.from_values(values)
     assert column.names == names
     assert column.codes.tolist() == codes
 
 
-def test_other_arrays_of_an_npz_are_no_columns() -> None:
-    """An array of another length, of two axes or of Python objects is ignored, as it always was."""
+def test_npz_arrays_of_other_shapes_are_not_columns() -> None:
+    """An array of another length, with two axes or of Python objects is ignored."""
     other = np.array([{"a": 1}, None], dtype=object)
     np.savez("own.npz", x=PIXELS, y=LABELS, pixels=IMAGES, few=np.arange(3), thing=other)
-    declare({"name": "npz", "path": "own.npz"}, {"scheme": "iid"})
+    declare_dataset({"name": "npz", "path": "own.npz"}, {"scheme": "iid"})
     (run,) = planner.make_plan(Path("params.yaml")).runs
     assert not store.load_samples(layout.get_dataset_path(run.dataset)).columns
-    assert files.read_pt(layout.get_dataset_path(run.dataset)).keys() == {"x", "y", "test"}, "stored as it always was"
+    assert files.read_pt(layout.get_dataset_path(run.dataset)).keys() == {"x", "y", "test"}, (
+        "the stored file has no columns"
+    )
 
 
-def test_the_index_of_pandas_is_no_column() -> None:
-    """`to_parquet` writes it after a shuffle. So the only other column is that of the clients."""
+def test_pandas_index_is_not_a_column() -> None:
+    """`to_parquet` writes the index after a shuffle. The only other column is that of the clients."""
     frame = pd.DataFrame(PIXELS, columns=[f"p{column}" for column in range(64)])
     frame.assign(digit=LABELS, writer=WRITERS).sample(frac=1, random_state=0).to_parquet("own.parquet")
     dataset = {"name": "parquet", "path": "own.parquet", "input": [*frame.columns], "label": "digit"}
-    declare(dataset, {"scheme": "natural", "minimum": 10})
+    declare_dataset(dataset, {"scheme": "natural", "minimum": 10})
     (run,) = planner.make_plan(Path("params.yaml")).runs
     assert [*store.load_samples(layout.get_dataset_path(run.dataset)).columns] == ["writer"]
 
 
-def test_labels_that_are_python_objects_are_an_error_with_advice() -> None:
+def test_npz_with_object_labels_is_rejected() -> None:
     np.savez("own.npz", x=PIXELS, y=LABELS.astype(str).astype(object))
     with pytest.raises(ArtifactError, match=r"own.npz can't be read as .npz .*dtype=str"):
-        declare({"name": "npz", "path": "own.npz"}, {"scheme": "iid"})
+        declare_dataset({"name": "npz", "path": "own.npz"}, {"scheme": "iid"})
 
 
-def test_folders_may_have_a_split_and_deeper_folders() -> None:
+def test_folder_levels_contain_split_label_and_writer() -> None:
     rows = {"train/cat/ann/1.png": 1, "train/dog/bob/old/1.png": 2, "test/dog/ann/1.png": 3}
     for name, row in rows.items():
         path = Path("pictures") / name
@@ -190,10 +192,10 @@ def test_folders_may_have_a_split_and_deeper_folders() -> None:
         registry.parse_component(component.DATASET, settings | {"levels": ["domain"]})
 
 
-# -- the schemes -------------------------------------------------------------------------------------------------------
+# -- schemes -----------------------------------------------------------------------------------------------------------
 
 
-def assign(scheme: ColumnScheme, clients: int, *, official: bool, seed: int = 0) -> Assignment:
+def assign_writers(scheme: ColumnScheme, clients: int, *, official: bool, seed: int = 0) -> Assignment:
     column = Column.from_values(WRITERS)
     test = np.arange(len(WRITERS)) % 4 == 0
     split: Any = "official" if official else "pooled"
@@ -202,26 +204,28 @@ def assign(scheme: ColumnScheme, clients: int, *, official: bool, seed: int = 0)
     return Assignment.from_table(table)
 
 
-def test_fewer_clients_are_drawn_with_the_seed() -> None:
-    drawn = {assign(Natural(), 5, official=False, seed=seed).names for seed in range(5)}
+def test_natural_partition_draws_clients_with_seed() -> None:
+    drawn = {assign_writers(Natural(), 5, official=False, seed=seed).names for seed in range(5)}
     assert len(drawn) == 5
-    assert assign(Natural(), 5, official=False, seed=3).names in drawn
-    assert len({assign(Natural(seed=1), 5, official=False, seed=seed).names for seed in range(5)}) == 1
-    everyone = {assign(Natural(), 18, official=False, seed=seed).names for seed in range(3)}
-    assert everyone == {tuple(sorted({*WRITERS}))}
+    assert assign_writers(Natural(), 5, official=False, seed=3).names in drawn
+    assert len({assign_writers(Natural(seed=1), 5, official=False, seed=seed).names for seed in range(5)}) == 1
+    client_names = {assign_writers(Natural(), 18, official=False, seed=seed).names for seed in range(3)}
+    assert client_names == {tuple(sorted({*WRITERS}))}
 
 
-def test_official_tests_go_to_the_writers_themselves() -> None:
-    assignment = assign(Natural(minimum=20), 6, official=True)
+def test_natural_partition_assigns_official_test_samples_to_writers() -> None:
+    assignment = assign_writers(Natural(minimum=20), 6, official=True)
     for name, train, test in zip(assignment.names, assignment.train, assignment.test, strict=True):
         (own,) = (name == WRITERS).nonzero()  # type: ignore[attr-defined]
         assert np.array_equal(train, own[own % 4 != 0])
         assert np.array_equal(test, own[own % 4 == 0])
-    assert np.array_equal(assignment.global_test, np.arange(0, len(WRITERS), 4)), "also tests of writers not drawn"
+    assert np.array_equal(assignment.global_test, np.arange(0, len(WRITERS), 4)), (
+        "the global test set includes writers that are not clients"
+    )
 
 
 @pytest.mark.parametrize("official", [False, True])
-def test_each_domain_has_clients_with_its_samples_only(official: bool) -> None:
+def test_by_domain_clients_have_samples_of_one_domain(official: bool) -> None:
     domains = np.array(["sketch", "photo", "art"])[np.arange(len(WRITERS)) % 3]
     column, labels = Column.from_values(domains), LABELS
     test = np.arange(len(WRITERS)) % 4 == 0
@@ -240,15 +244,17 @@ def test_each_domain_has_clients_with_its_samples_only(official: bool) -> None:
     assert np.array_equal(np.sort(owned), np.arange(len(WRITERS)))
     assert np.array_equal(first.class_counts, again.class_counts)
     assert not np.array_equal(first.class_counts, other.class_counts)
-    assert first.class_counts[0].argmax() != first.class_counts[1].argmax(), "alpha = 0.1"
+    assert first.class_counts[0].argmax() != first.class_counts[1].argmax(), (
+        "alpha 0.1 gives different classes to the two clients"
+    )
 
 
-def test_as_many_clients_as_domains() -> None:
-    assignment = assign(ByDomain(), 18, official=False)
+def test_by_domain_with_one_client_per_domain_keeps_names() -> None:
+    assignment = assign_writers(ByDomain(), 18, official=False)
     assert assignment.names == tuple(sorted({*WRITERS}))
 
 
-# -- mistakes ----------------------------------------------------------------------------------------------------------
+# -- errors ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -267,9 +273,9 @@ def test_as_many_clients_as_domains() -> None:
     ],
     ids=["column", "clients", "minimum", "remainder", "few", "small-domain"],
 )
-def test_a_mistake_names_the_key_and_its_cure(scheme: ColumnScheme, clients: int, problem: str) -> None:
+def test_column_scheme_rejects_invalid_settings(scheme: ColumnScheme, clients: int, problem: str) -> None:
     with pytest.raises(SettingsError) as error:
-        assign(scheme, clients, official=False)
+        assign_writers(scheme, clients, official=False)
     assert str(error.value).startswith(problem)
 
 
@@ -292,18 +298,18 @@ def test_a_mistake_names_the_key_and_its_cure(scheme: ColumnScheme, clients: int
     ],
     ids=["no-column", "no-column-named", "several", "missing", "minimum"],
 )
-def test_a_mistake_is_one_sentence_before_any_job(
+def test_plan_rejects_invalid_column_in_one_line(
     arrays: dict[str, Any], partition: dict[str, Any], problem: str
 ) -> None:
     np.savez("own.npz", x=PIXELS, y=LABELS, **arrays)
-    declare({"name": "npz", "path": "own.npz"}, {"scheme": "natural", **partition})
+    declare_dataset({"name": "npz", "path": "own.npz"}, {"scheme": "natural", **partition})
     with pytest.raises(SettingsError) as error:
         planner.make_plan(Path("params.yaml"))
     assert str(error.value).startswith(problem)
     assert "\n" not in str(error.value)
 
 
-def test_a_published_data_set_has_no_column() -> None:
+def test_natural_partition_rejects_dataset_without_columns() -> None:
     write_study({"name": "digits"}, {"scheme": "natural", "column": "writer"})
     with pytest.raises(SettingsError, match=r"^dataset\.name: 'digits' is not stored yet"):
         planner.make_plan(Path("params.yaml"))
@@ -322,19 +328,19 @@ def test_a_published_data_set_has_no_column() -> None:
     ],
     ids=["missing", "texts", "twice", "no-input"],
 )
-def test_features_that_can_not_be_used(settings: dict[str, Any], problem: str) -> None:
+def test_dataset_input_rejects_invalid_columns(settings: dict[str, Any], problem: str) -> None:
     with pytest.raises(ArtifactError) as error:
-        declare(write_features() | settings, {"scheme": "natural"})
+        declare_dataset(write_features() | settings, {"scheme": "natural"})
     assert str(error.value).startswith(problem)
 
 
 # -- names -------------------------------------------------------------------------------------------------------------
 
 
-def test_names_are_in_the_preview_the_warning_and_the_results() -> None:
-    """A study of one round, with a client of three samples, which has no test sample."""
+def test_preview_warning_and_results_contain_client_names() -> None:
+    """One client has three samples and no test sample."""
     dataset = write_npz() | {"test_fraction": 0.3}
-    declare(dataset, {"scheme": "natural"}, algorithms={"fedavg": {}})
+    declare_dataset(dataset, {"scheme": "natural"}, algorithms={"fedavg": {}})
     text = Path("params.yaml").read_text().replace("clients: 6", "clients: 18")
     Path("params.yaml").write_text(text)
     preview = CliRunner().invoke(app.app, ["partition", "--preview"], catch_exceptions=False)
@@ -354,9 +360,9 @@ def test_names_are_in_the_preview_the_warning_and_the_results() -> None:
     assert np.array_equal(np.sort(owned), np.flatnonzero(WRITERS == "w07"))
 
 
-def test_clients_below_the_minimum_are_counted() -> None:
-    """In the preview, in the plan, whose warnings are in tables, in the job of the partition and in its file."""
-    declare(write_npz(), {"scheme": "natural", "minimum": 30})
+def test_warning_counts_clients_below_minimum() -> None:
+    """The preview, the plan and the partition job print the warning. The assignment file contains the counts."""
+    declare_dataset(write_npz(), {"scheme": "natural", "minimum": 30})
     warning = "warning: partition.minimum: 30 leaves out 4 of the data set's 18 clients, with 86 of 600 samples"
     plan = studies.prepare(planner.loader.read_params(Path("params.yaml")))
     (key,) = plan.partitions
@@ -382,10 +388,10 @@ def make_plan(partition: dict[str, Any] | None = None, **sections: Any) -> plann
     [(write_npz, {}, 1), (write_npz, {"subset": 300}, 15), (write_split_npz, {"split": "official"}, 25)],
     ids=["all", "subset", "training-samples"],
 )
-def test_without_a_number_of_clients_each_writer_is_a_client(
+def test_number_of_clients_defaults_to_number_of_writers(
     write: Callable[[], dict[str, Any]], dataset: dict[str, Any], minimum: int
 ) -> None:
-    declare(write() | dataset, {"scheme": "natural", "column": "writer", "minimum": minimum})
+    declare_dataset(write() | dataset, {"scheme": "natural", "column": "writer", "minimum": minimum})
     plan = make_plan(federation={"clients": None})
     (clients,) = {settings["clients"] for settings in plan.partitions.values()}
     assert clients == 18 if minimum == 1 else 6 < clients < 18
@@ -396,8 +402,8 @@ def test_without_a_number_of_clients_each_writer_is_a_client(
         make_plan({"minimum": 500}, federation={"clients": None})
 
 
-def test_names_of_clients_and_classes_are_their_numbers() -> None:
-    declare(write_images(), {"scheme": "natural"}, model={"name": "mlp", "hidden": [16]})
+def test_settings_with_names_and_numbers_have_equal_keys() -> None:
+    declare_dataset(write_images(), {"scheme": "natural"}, model={"name": "mlp", "hidden": [16]})
     names = sorted({*WRITERS})
     named = {
         "held_out": ["w03", "few", names[5]],
@@ -413,10 +419,10 @@ def test_names_of_clients_and_classes_are_their_numbers() -> None:
     assert note.endswith("permuted classes (digit 1 to digit 7, digit 7 to digit 1).")
 
 
-def test_the_name_of_a_domain_means_all_of_its_clients() -> None:
+def test_held_out_domain_covers_all_clients_of_domain() -> None:
     domains = np.array(["photo", "sketch"])[np.arange(len(LABELS)) % 2]
     np.savez("own.npz", x=PIXELS, y=LABELS, domain=domains)
-    declare({"name": "npz", "path": "own.npz"}, {"scheme": "by-domain"})
+    declare_dataset({"name": "npz", "path": "own.npz"}, {"scheme": "by-domain"})
     study = {"seeds": [0, 1]}
     expected = make_plan(federation={"held_out": [0, 1, 2, 4]}, study=study).runs[0].key
     assert make_plan(federation={"held_out": ["photo", "sketch 2"]}, study=study).runs[0].key == expected
@@ -454,8 +460,8 @@ def test_the_name_of_a_domain_means_all_of_its_clients() -> None:
     ],
     ids=["client", "seeds", "class", "no-names", "not-stored", "clients", "below-minimum", "not-drawn"],
 )
-def test_a_mistake_about_names_is_one_message(sections: dict[str, Any], problem: str) -> None:
-    declare(write_images(), {"scheme": "natural"}, model={"name": "mlp", "hidden": [16]})
+def test_plan_rejects_invalid_client_and_class_names_in_one_line(sections: dict[str, Any], problem: str) -> None:
+    declare_dataset(write_images(), {"scheme": "natural"}, model={"name": "mlp", "hidden": [16]})
     partition = sections.pop("partition", None)
     sections["federation"] = {"clients": None} | sections["federation"]
     with pytest.raises(SettingsError) as error:

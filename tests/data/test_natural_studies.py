@@ -1,4 +1,4 @@
-"""The studies of studies/natural, with generated samples in the columns of the repositories that they name."""
+"""Run studies/natural on generated samples with the columns of the real repositories."""
 
 from __future__ import annotations
 
@@ -83,13 +83,13 @@ CASES = {
 }
 
 
-def test_each_study_is_tested() -> None:
+def test_cases_cover_all_natural_studies() -> None:
     assert {path.stem for path in NATURAL.glob("*.yaml")} == CASES.keys()
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_study_of_named_clients_runs(name: str) -> None:
-    """Two rounds of the first and the last method with fewer clients, from `fedpipe download` to scores."""
+def test_natural_study_trains_and_has_scores(name: str) -> None:
+    """Run two rounds of the first and the last method with fewer clients, from `fedpipe download` to scores."""
     write, shape, classes, names = CASES[name]
     write()
     settings = loader.read_params(NATURAL / f"{name}.yaml")

@@ -1,4 +1,4 @@
-"""The partition stage: its files, its key, and the preview, which writes nothing."""
+"""The partition stage: its files, its key and the preview."""
 
 import re
 from pathlib import Path
@@ -36,7 +36,7 @@ def make_run_settings(**sections: Any) -> RunSettings:
     return RunSettings.from_params(parser.parse_params(studies.settings(**sections)), "fedavg", 0)
 
 
-def test_the_assignment_lies_beside_what_it_tells_of_heterogeneity() -> None:
+def test_heterogeneity_file_matches_assignment() -> None:
     (key,) = studies.prepare(studies.settings(dataset={"validation_fraction": 0.1})).partitions
     path = layout.get_assignment_path(key)
     assignment = Assignment.read(path, files.read_recorded_sha256(path))
@@ -53,7 +53,7 @@ def test_the_assignment_lies_beside_what_it_tells_of_heterogeneity() -> None:
 # -- keys --------------------------------------------------------------------------------------------------------------
 
 
-def test_stratification_is_in_the_key_where_it_matters() -> None:
+def test_stratification_changes_key_only_if_samples_are_split() -> None:
     def keys(**dataset: Any) -> set[str]:
         return {make_run_settings(dataset={**dataset, "stratified": stratified}).key for stratified in (False, True)}
 
@@ -61,12 +61,12 @@ def test_stratification_is_in_the_key_where_it_matters() -> None:
     assert len(keys(split="pooled")) == len(keys(validation_fraction=0.1)) == 2
 
 
-def test_a_validation_part_is_in_the_key() -> None:
+def test_validation_fraction_changes_key() -> None:
     assert make_run_settings(dataset={"validation_fraction": 0.1}).key != make_run_settings().key
     assert make_run_settings(dataset={"validation_fraction": 0}).key == make_run_settings().key
 
 
-def test_another_file_is_another_run() -> None:
+def test_partition_file_content_changes_key() -> None:
     keys = set()
     for shift in (0, 1):
         Path("own.csv").write_text("sample,client\n" + "".join(f"{n},{(n + shift) % 10}\n" for n in range(20)))
@@ -76,7 +76,7 @@ def test_another_file_is_another_run() -> None:
     assert len(keys) == 2
 
 
-def test_a_file_that_is_not_declared_is_an_error_before_any_job() -> None:
+def test_parser_rejects_undeclared_partition_file() -> None:
     Path("own.csv").write_text("sample,client\n0,0\n1,1\n")
     params = studies.settings(federation={"clients": 2}) | {"partition": {"scheme": "file", "path": "own.csv"}}
     with pytest.raises(SettingsError) as error:
@@ -85,13 +85,13 @@ def test_a_file_that_is_not_declared_is_an_error_before_any_job() -> None:
     assert "Run `fedpipe download`" in str(error.value)
 
 
-def test_overlapping_clients_of_a_pool_are_an_error_before_any_job() -> None:
+def test_parser_rejects_pooled_split_of_overlapping_clients() -> None:
     params = studies.settings(dataset={"split": "pooled"}) | {"partition": {"scheme": "dirichlet-overlap"}}
     with pytest.raises(SettingsError, match=r"^dataset\.split: 'pooled' .* clients share samples"):
         parser.parse_params(params)
 
 
-def test_a_validation_part_of_overlapping_clients_is_an_error_before_any_job() -> None:
+def test_parser_rejects_validation_set_of_overlapping_clients() -> None:
     params = studies.settings(dataset={"validation_fraction": 0.2}) | {"partition": {"scheme": "dirichlet-overlap"}}
     with pytest.raises(SettingsError, match=r"^dataset\.validation_fraction: 0\.2 .* clients share samples"):
         parser.parse_params(params)
@@ -100,7 +100,7 @@ def test_a_validation_part_of_overlapping_clients_is_an_error_before_any_job() -
 # -- the preview -------------------------------------------------------------------------------------------------------
 
 
-def test_the_preview_is_the_partition_and_writes_nothing() -> None:
+def test_preview_equals_partition_and_writes_no_files() -> None:
     params = studies.settings(study={"seeds": [0, 1], "grid": {"partition.alpha": [0.1, 10.0]}})
     studies.write(params, Path())
     previews = list(preview_partitions(Path("params.yaml")))
@@ -117,7 +117,7 @@ def test_the_preview_is_the_partition_and_writes_nothing() -> None:
         assert np.array_equal(assignment.class_counts, Assignment.read(layout.get_assignment_path(key)).class_counts)
 
 
-def test_the_preview_shows_all_partitions_or_one() -> None:
+def test_preview_shows_all_partitions_or_one() -> None:
     studies.write(studies.settings(study={"seeds": [0, 1]}), Path())
     (first, *_), (second, *_) = preview_partitions(Path("params.yaml"))
     all_partitions = CliRunner().invoke(app.app, ["partition", "--preview"])
@@ -143,7 +143,7 @@ SETTINGS = {
 }
 
 
-def test_the_preview_of_few_classes_has_their_numbers() -> None:
+def test_preview_with_few_classes_shows_counts() -> None:
     assert preview.render_partition_preview("0a", SETTINGS, np.array([[4, 0], [3, 13]]), ["ann", "bob"], "01") == (
         "digits (pooled split), 2 clients, partition iid, seed 4: 0a\n\n"
         "client  0   1  samples\n"
@@ -155,7 +155,7 @@ def test_the_preview_of_few_classes_has_their_numbers() -> None:
     )
 
 
-def test_the_preview_marks_clients_that_are_held_out() -> None:
+def test_preview_marks_held_out_clients() -> None:
     counts = np.array([[4, 0], [3, 13]])
     lines = preview.render_partition_preview("0a", SETTINGS, counts, ["ann", "bob"], "01", [1]).splitlines()
     assert lines[2:8] == [
@@ -174,7 +174,7 @@ def test_the_preview_marks_clients_that_are_held_out() -> None:
     assert "asterisk" in output
 
 
-def test_the_preview_names_published_classes_that_fit_into_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preview_shows_class_names_that_fit_into_line(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = np.ones((2, 10), dtype=np.int64)
     names = class_names.select_class_names("fashion_mnist", 10)
     head = preview.render_partition_preview("0a", SETTINGS, counts, "01", names).splitlines()[2]
@@ -189,7 +189,7 @@ def test_the_preview_names_published_classes_that_fit_into_a_line(monkeypatch: p
     ]
 
 
-def test_the_preview_of_many_classes_has_shades() -> None:
+def test_preview_with_many_classes_shows_shades() -> None:
     counts = np.zeros((2, 30), dtype=np.int64)
     counts[0, :3], counts[1, 3:6] = [1, 50, 100], [99, 12, 11]
     lines = preview.render_partition_preview("0a", SETTINGS, counts, ["0", "writer 12"], ["dog"] * 30).splitlines()
@@ -198,7 +198,7 @@ def test_the_preview_of_many_classes_has_shades() -> None:
     assert lines[4] == "writer 12 |   @:.                        |     122"
 
 
-def test_the_preview_and_figures_name_the_classes_of_a_users_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preview_and_figure_show_class_names_of_custom_table(monkeypatch: pytest.MonkeyPatch) -> None:
     animals = ["dog", "ant"] * 20
     pd.DataFrame({"height": np.arange(40.0), "weight": np.arange(40.0), "kind": animals}).to_parquet("own.parquet")
     dataset = {"name": "parquet", "path": "own.parquet", "input": ["height", "weight"], "label": "kind"}
@@ -208,7 +208,9 @@ def test_the_preview_and_figures_name_the_classes_of_a_users_table(monkeypatch: 
     output = CliRunner().invoke(app.app, ["partition", "--preview"], catch_exceptions=False).output
     assert output.splitlines()[2].split() == ["client", "ant", "dog", "samples"]
     assert "input=['height', 'weight'], label=kind" in output
-    assert not {"tokens", "vocabulary", "length"} & {*re.findall("[a-z]+", output)}, "no texts"
+    assert not {"tokens", "vocabulary", "length"} & {*re.findall("[a-z]+", output)}, (
+        "the preview shows no settings of texts"
+    )
     plan = studies.prepare(loader.read_params(Path("params.yaml")))
     drawn = []
     monkeypatch.setattr(style, "save_figure", lambda figure, *_: drawn.append(figure))

@@ -1,4 +1,4 @@
-"""Partition schemes: valid partitions without empty clients, properties of each, published rules and counts, errors."""
+"""Partition schemes: coverage, properties of each scheme, published rules and counts, and errors."""
 
 from pathlib import Path
 
@@ -60,7 +60,7 @@ def partition_labels(scheme: Scheme, labels: Integers, num_clients: int, seed: i
 
 
 def assign_clients(scheme: Scheme, labels: Integers, num_clients: int, seed: int = 0) -> Integers:
-    """The client of each sample."""
+    """Return the client of each sample."""
     sample, client, _ = partition_labels(scheme, labels, num_clients, seed)
     assert np.array_equal(sample, np.arange(len(labels)))
     return client
@@ -75,7 +75,7 @@ def count_classes(owner: Integers, labels: Integers, num_clients: int) -> Intege
 @pytest.mark.parametrize("scheme", SCHEMES, ids=repr)
 @given(labels=labeled, clients=st.integers(1, 12), seed=st.integers(0, 99))
 @settings(max_examples=40)
-def test_every_sample_has_one_client_and_every_client_a_sample(
+def test_partition_covers_every_sample_and_every_client(
     scheme: Scheme, labels: Integers, clients: int, seed: int
 ) -> None:
     try:
@@ -88,46 +88,46 @@ def test_every_sample_has_one_client_and_every_client_a_sample(
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=repr)
-def test_a_seed_is_an_assignment(scheme: Scheme) -> None:
+def test_partition_is_determined_by_seed(scheme: Scheme) -> None:
     first = assign_clients(scheme, DIGITS, 10)
     assert np.array_equal(first, assign_clients(scheme, DIGITS, 10))
     assert not np.array_equal(first, assign_clients(scheme, DIGITS, 10, seed=1))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=repr)
-def test_only_the_order_of_labels_counts_not_their_values(scheme: Scheme) -> None:
+def test_partition_depends_on_label_order_but_not_label_values(scheme: Scheme) -> None:
     assert np.array_equal(assign_clients(scheme, DIGITS, 10), assign_clients(scheme, 3 * DIGITS + 7, 10))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=repr)
-def test_one_client_owns_all(scheme: Scheme) -> None:
+def test_partition_with_one_client_contains_all_samples(scheme: Scheme) -> None:
     labels = np.repeat([0, 1], 20)
     assert not assign_clients(scheme, labels, 1).any()
 
 
 @pytest.mark.parametrize("scheme", [IID(), Dirichlet(alpha=0.01), Shards(shards_per_client=1)], ids=repr)
-def test_as_many_clients_as_samples(scheme: Scheme) -> None:
+def test_partition_with_one_sample_per_client_covers_all_samples(scheme: Scheme) -> None:
     labels = np.repeat([0, 1, 2], 10)
     assert sorted(assign_clients(scheme, labels, 30)) == list(range(30))
 
 
-def test_iid_sizes_differ_by_at_most_one_and_labels_do_not_matter() -> None:
+def test_iid_sizes_differ_by_at_most_one_and_ignore_labels() -> None:
     owner = assign_clients(IID(), DIGITS, 9)
     assert sorted(np.bincount(owner)) == [155] * 4 + [156] * 5
     assert np.array_equal(owner, assign_clients(IID(), DIGITS[::-1], 9))
 
 
-def test_dirichlet_is_near_iid_for_a_large_alpha() -> None:
+def test_dirichlet_with_large_alpha_is_nearly_iid() -> None:
     counts = count_classes(assign_clients(Dirichlet(alpha=1e6), DIGITS, 10), DIGITS, 10)
     assert np.abs(counts - 14).max() <= 1
 
 
-def test_dirichlet_gives_a_class_to_few_for_a_small_alpha() -> None:
+def test_dirichlet_with_small_alpha_concentrates_classes() -> None:
     counts = count_classes(assign_clients(Dirichlet(alpha=0.001), DIGITS, 5), DIGITS, 5)
     assert (counts.max(axis=0) > 0.9 * 140).sum() >= 8
 
 
-def test_dirichlet_shares_have_the_moments_of_the_distribution() -> None:
+def test_dirichlet_fractions_match_moments_of_distribution() -> None:
     labels, clients, alpha = np.repeat(np.arange(400), 200), 4, 0.5
     fractions = count_classes(assign_clients(Dirichlet(alpha=alpha), labels, clients), labels, clients) / 200
     mean, variance = 1 / clients, (1 / clients) * (1 - 1 / clients) / (clients * alpha + 1)
@@ -136,7 +136,7 @@ def test_dirichlet_shares_have_the_moments_of_the_distribution() -> None:
 
 
 @pytest.mark.parametrize("scheme", EXCHANGEABLE, ids=repr)
-def test_no_client_is_special(scheme: Scheme) -> None:
+def test_partition_has_equal_mean_class_counts_for_all_clients(scheme: Scheme) -> None:
     """All permutations of the clients are equally likely: each has the same mean number of samples of each class.
 
     Cuts are rounded down, as in the published rules, so the last client gets half a sample more of each class and the
@@ -149,13 +149,13 @@ def test_no_client_is_special(scheme: Scheme) -> None:
 
 
 @pytest.mark.parametrize("minimum", [1, 40, 600])
-def test_dirichlet_keeps_its_promise_where_redrawing_could_not(minimum: int) -> None:
+def test_dirichlet_with_tiny_alpha_reaches_minimum(minimum: int) -> None:
     labels = np.repeat(np.arange(10), 6000)
     owner = assign_clients(Dirichlet(alpha=0.01, minimum=minimum), labels, 100)
     assert np.bincount(owner, minlength=100).min() >= minimum
 
 
-def test_dirichlet_moves_no_more_than_it_must() -> None:
+def test_top_up_clients_moves_only_missing_samples() -> None:
     labels, rng = np.repeat(np.arange(10), 6000), np.random.default_rng(0)
     drawn = Dirichlet(alpha=0.01).draw_owners(labels, 100, rng)
     topped_up = top_up_clients(drawn, 100, 40, rng)
@@ -167,9 +167,7 @@ def test_dirichlet_moves_no_more_than_it_must() -> None:
 
 @given(clients=st.integers(1, 40), classes=st.integers(1, 12), k=st.integers(1, 12), seed=st.integers(0, 99))
 @settings(max_examples=150)
-def test_pathological_gives_everyone_k_classes_and_every_class_its_owners(
-    clients: int, classes: int, k: int, seed: int
-) -> None:
+def test_pathological_assigns_k_classes_and_balances_owners(clients: int, classes: int, k: int, seed: int) -> None:
     assume(k <= classes <= clients * k)
     labels = np.repeat(np.arange(classes), clients + np.arange(classes))
     counts = count_classes(assign_clients(Pathological(classes_per_client=k), labels, clients, seed), labels, clients)
@@ -181,14 +179,14 @@ def test_pathological_gives_everyone_k_classes_and_every_class_its_owners(
 
 
 @pytest.mark.parametrize("scheme", [Pathological, PathologicalOrdered])
-def test_equal_parts_differ_by_at_most_one_sample(scheme: type[Pathological]) -> None:
+def test_pathological_equal_parts_differ_by_at_most_one_sample(scheme: type[Pathological]) -> None:
     labels = np.repeat(np.arange(10), 101)
     counts = count_classes(assign_clients(scheme(classes_per_client=5, parts="equal"), labels, 10), labels, 10)
     assert ((counts > 0).sum(axis=1) == 5).all()
     assert np.isin(counts[counts > 0], [20, 21]).all()
 
 
-def test_pathological_parts_are_unequal_and_pairs_of_classes_vary() -> None:
+def test_pathological_part_sizes_and_class_pairs_vary() -> None:
     counts = count_classes(assign_clients(Pathological(), DIGITS, 20), DIGITS, 20)
     assert all(len(set(column[column > 0])) > 1 for column in counts.T)
     assert len({tuple(np.flatnonzero(row)) for row in counts}) > 5
@@ -196,7 +194,7 @@ def test_pathological_parts_are_unequal_and_pairs_of_classes_vary() -> None:
 
 @given(clients=st.integers(1, 20), shards=st.integers(1, 5), seed=st.integers(0, 99))
 @settings(max_examples=50)
-def test_shards_are_equal_and_hold_few_classes(clients: int, shards: int, seed: int) -> None:
+def test_shards_have_equal_sizes_and_few_classes(clients: int, shards: int, seed: int) -> None:
     labels = np.random.default_rng(seed).permutation(DIGITS)
     owner = assign_clients(Shards(shards_per_client=shards), labels, clients, seed)
     sizes, small = np.bincount(owner), 1400 // (clients * shards)
@@ -207,7 +205,7 @@ def test_shards_are_equal_and_hold_few_classes(clients: int, shards: int, seed: 
     assert ((count_classes(owner, labels, clients) > 0).sum(axis=1) <= 2 * shards).all()
 
 
-def test_shards_of_mcmahan() -> None:
+def test_shards_match_partition_of_mcmahan() -> None:
     labels = np.repeat(np.arange(10), 6000)
     counts = count_classes(assign_clients(Shards(), labels, 100), labels, 100)
     assert (counts.sum(axis=1) == 600).all()
@@ -251,18 +249,20 @@ def assign_like_pfllib_dir(
 
 @given(labels=labeled, clients=st.integers(1, 8), alpha=st.sampled_from([0.3, 1.0, 10.0]), seed=st.integers(0, 99))
 @settings(max_examples=60)
-def test_dirichlet_balanced_is_pfllibs_draw_for_draw(labels: Integers, clients: int, alpha: float, seed: int) -> None:
+def test_dirichlet_balanced_equals_pfllib_draw_for_draw(
+    labels: Integers, clients: int, alpha: float, seed: int
+) -> None:
     scheme = DirichletBalanced(alpha=alpha, minimum=1)
     assume(clients <= len(labels) // 4)
     try:
         expected, draws = assign_like_pfllib_dir(labels, clients, alpha, np.random.default_rng(seed), 0)
-    except ValueError:  # 0 / 0: all of a draw fell on clients that are full
+    except ValueError:  # 0 / 0: only full clients have a positive fraction
         assume(False)
     assert draws == 1
     assert np.array_equal(scheme.draw_owners(labels, clients, np.random.default_rng(seed)), expected)
 
 
-def test_dirichlet_balanced_draws_again_as_pfllib_does() -> None:
+def test_dirichlet_balanced_redraws_like_pfllib() -> None:
     labels = np.random.default_rng(1).permutation(DIGITS)
     expected, draws = assign_like_pfllib_dir(labels, 20, 0.2, np.random.default_rng(0), 20)
     assert 1 < draws <= 20
@@ -276,10 +276,10 @@ def test_dirichlet_balanced_draws_again_as_pfllib_does() -> None:
         (100, 0.3, [0, 35, 0, 129, 13, 113, 0, 0, 149, 18], [4, 304, 82, 141, 91, 0, 0, 0, 0, 0]),
     ],
 )
-def test_dirichlet_balanced_has_the_counts_that_pfllib_writes_for_cifar10(
+def test_dirichlet_balanced_matches_pfllib_counts_of_cifar10(
     clients: int, alpha: float, first: list[int], last: list[int]
 ) -> None:
-    """From PFLlib's config.json for 60,000 samples. It draws from NumPy's old generator with seed 1."""
+    """The counts are in PFLlib's config.json for 60,000 samples, drawn from NumPy's legacy generator with seed 1."""
     owner = DirichletBalanced(alpha=alpha).assign(MNIST, clients, np.random.RandomState(1))  # type: ignore[arg-type]
     counts = count_classes(owner, MNIST, clients)
     assert counts[0].tolist() == first
@@ -288,16 +288,16 @@ def test_dirichlet_balanced_has_the_counts_that_pfllib_writes_for_cifar10(
 
 @given(clients=st.integers(1, 30), alpha=st.sampled_from([0.001, 0.05, 0.5]), seed=st.integers(0, 99))
 @settings(max_examples=60)
-def test_dirichlet_balanced_gives_nothing_to_those_that_have_enough(clients: int, alpha: float, seed: int) -> None:
+def test_dirichlet_balanced_skips_clients_with_enough_samples(clients: int, alpha: float, seed: int) -> None:
     owner = DirichletBalanced(alpha=alpha).draw_owners(DIGITS, clients, np.random.default_rng(seed))
     counts = count_classes(owner, DIGITS, clients)
     before = counts.cumsum(axis=1) - counts
     late = np.where(before >= len(DIGITS) / clients, counts, 0)
     assert not late[:-1].any()
-    assert late[-1].max() <= 1  # the last client takes what rounding leaves
+    assert late[-1].max() <= 1  # the last client gets the remainder of rounding
 
 
-def test_dirichlet_balanced_is_more_balanced() -> None:
+def test_dirichlet_balanced_has_smaller_largest_client_than_dirichlet() -> None:
     plain, balanced = (
         np.mean([np.bincount(assign_clients(scheme, DIGITS, 5, seed), minlength=5).max() for seed in range(40)])
         for scheme in (Dirichlet(alpha=0.5), DirichletBalanced(alpha=0.5, minimum=1))
@@ -320,7 +320,7 @@ def assign_like_feddw(labels: Integers, num_clients: int, alpha: float, rng: np.
 
 @given(labels=labeled, clients=st.integers(1, 12), alpha=st.sampled_from([0.02, 0.3, 5.0]), seed=st.integers(0, 99))
 @settings(max_examples=80)
-def test_dirichlet_feddw_is_feddws_but_for_the_sample_of_an_empty_client(
+def test_dirichlet_feddw_equals_published_rule_except_for_empty_clients(
     labels: Integers, clients: int, alpha: float, seed: int
 ) -> None:
     assume(clients <= len(labels))
@@ -340,19 +340,19 @@ def test_dirichlet_feddw_is_feddws_but_for_the_sample_of_an_empty_client(
     assert moved == empty_count
 
 
-def test_the_first_empty_client_of_feddw_gets_sample_0() -> None:
+def test_dirichlet_feddw_fills_empty_clients_with_first_samples() -> None:
     for seed in range(20):
         published = assign_like_feddw(DIGITS, 10, 0.02, np.random.default_rng(seed))
         empty = [client for client, samples in enumerate(published) if samples.tolist() == [0] and client]
         owner = assign_clients(DirichletFedDW(alpha=0.02), DIGITS, 10, seed)
         if len(empty) >= 2:
-            assert owner[:2].tolist() == empty[:2]  # samples 0 and 1, of class 0, whose owner has more
+            assert owner[:2].tolist() == empty[:2]  # samples 0 and 1 of class 0, whose owner has other samples
             return
     pytest.fail("no seed leaves two clients empty")
 
 
 def assign_like_pfllib_pat(labels: Integers, num_clients: int, k: int, rng: np.random.Generator) -> Integers:
-    """PFLlib's "pat" as published (without its floor of 4 samples for 40 least and 10 classes)."""
+    """PFLlib's "pat" as published, without its minimum of least_samples / classes = 40 / 10 = 4 samples."""
     classes = len(np.unique(labels))
     missing_classes = [k] * num_clients
     owner = np.full(len(labels), -1)
@@ -371,15 +371,15 @@ def assign_like_pfllib_pat(labels: Integers, num_clients: int, k: int, rng: np.r
     return owner
 
 
-class OldGenerator(np.random.RandomState):
-    """NumPy's old generator under the new one's name."""
+class LegacyGenerator(np.random.RandomState):
+    """NumPy's legacy generator with the method name of the new generator."""
 
     integers = np.random.RandomState.randint
 
 
-def test_pathological_ordered_has_the_counts_that_pfllib_writes_for_cifar10() -> None:
-    """From PFLlib's config.json for 100 clients with two classes each and seed 1."""
-    owner = PathologicalOrdered().assign(MNIST, 100, OldGenerator(1))  # type: ignore[arg-type]
+def test_pathological_ordered_matches_pfllib_counts_of_cifar10() -> None:
+    """The counts are in PFLlib's config.json for 100 clients with two classes each and seed 1."""
+    owner = PathologicalOrdered().assign(MNIST, 100, LegacyGenerator(1))  # type: ignore[arg-type]
     counts = count_classes(owner, MNIST, 100)
     assert counts[0].tolist() == [67, 171, *[0] * 8]
     assert counts[19].tolist() == [2414, 3771, *[0] * 8]
@@ -387,7 +387,7 @@ def test_pathological_ordered_has_the_counts_that_pfllib_writes_for_cifar10() ->
     assert counts[99].tolist() == [*[0] * 8, 2813, 2248]
 
 
-def test_neighbors_own_the_same_classes_in_pathological_ordered() -> None:
+def test_pathological_ordered_assigns_same_classes_to_neighbors() -> None:
     counts = count_classes(assign_clients(PathologicalOrdered(), DIGITS, 20), DIGITS, 20)
     owned = [np.flatnonzero(row).tolist() for row in counts]
     assert owned == [[2 * group, 2 * group + 1] for group in range(5) for _ in range(4)]
@@ -395,7 +395,7 @@ def test_neighbors_own_the_same_classes_in_pathological_ordered() -> None:
 
 @given(clients=st.integers(1, 40), classes=st.integers(1, 12), k=st.integers(1, 12), seed=st.integers(0, 99))
 @settings(max_examples=150)
-def test_pathological_ordered_is_pfllibs_draw_for_draw(clients: int, classes: int, k: int, seed: int) -> None:
+def test_pathological_ordered_equals_pfllib_draw_for_draw(clients: int, classes: int, k: int, seed: int) -> None:
     assume(k <= classes <= clients * k)
     labels, scheme = np.repeat(np.arange(classes), 11 * clients), PathologicalOrdered(classes_per_client=k)
     try:
@@ -413,12 +413,12 @@ def test_pathological_ordered_is_pfllibs_draw_for_draw(clients: int, classes: in
 
 @given(labels=labeled, clients=st.integers(1, 12), alpha=st.sampled_from([0.01, 0.5, 20.0]), seed=st.integers(0, 99))
 @settings(max_examples=60)
-def test_overlapping_clients_own_every_class_in_the_numbers_drawn(
+def test_dirichlet_overlap_class_counts_match_drawn_fractions(
     labels: Integers, clients: int, alpha: float, seed: int
 ) -> None:
     sample, client, split = partition_labels(DirichletOverlap(alpha=alpha), labels, clients, seed)
     assert split is None
-    assert len(np.unique(np.stack([sample, client]), axis=1).T) == len(sample)  # nobody draws a sample twice
+    assert len(np.unique(np.stack([sample, client]), axis=1).T) == len(sample)  # no client draws a sample twice
     sizes = np.bincount(labels)
     fractions = np.random.default_rng(seed).dirichlet([alpha] * clients, len(sizes))  # the scheme's first draw
     counts = np.zeros((clients, len(sizes)), dtype=np.int64)
@@ -426,7 +426,7 @@ def test_overlapping_clients_own_every_class_in_the_numbers_drawn(
     assert np.array_equal(counts.T, np.maximum(1, np.floor(fractions * sizes[:, None])))
 
 
-def test_overlapping_clients_draw_independently() -> None:
+def test_dirichlet_overlap_clients_draw_independently() -> None:
     """If two clients have half of a class each, they share a quarter of it, and a quarter has no client."""
     labels = np.zeros(4000, dtype=np.int64)
     sample, client, _ = partition_labels(DirichletOverlap(alpha=1e9), labels, 2)
@@ -435,13 +435,13 @@ def test_overlapping_clients_draw_independently() -> None:
     assert [(owners == number).mean() for number in range(3)] == pytest.approx([0.25, 0.5, 0.25], abs=0.03)
 
 
-def test_overlapping_clients_deal_what_they_are_given() -> None:
+def test_dirichlet_overlap_draws_only_given_samples() -> None:
     labels, samples = np.tile([0, 1], 50), np.arange(40, 90)
     pairs = DirichletOverlap(alpha=1.0).partition_samples(labels, samples, 7, np.random.default_rng(0))
     assert set(pairs.sample) <= set(samples)
 
 
-def test_overlap_repeats() -> None:
+def test_dirichlet_overlap_is_determined_by_seed() -> None:
     first, repeated, other = (partition_labels(DirichletOverlap(), DIGITS, 10, seed) for seed in (0, 0, 1))
     assert np.array_equal(first.sample, repeated.sample)
     assert np.array_equal(first.client, repeated.client)
@@ -451,7 +451,7 @@ def test_overlap_repeats() -> None:
 # -- quantity ----------------------------------------------------------------------------------------------------------
 
 
-def test_quantity_skews_sizes_and_leaves_classes_alike() -> None:
+def test_quantity_skews_sizes_but_not_classes() -> None:
     counts = count_classes(assign_clients(Quantity(alpha=0.5), MNIST, 20), MNIST, 20)
     sizes = counts.sum(axis=1)
     assert sizes.min() >= 10
@@ -460,7 +460,7 @@ def test_quantity_skews_sizes_and_leaves_classes_alike() -> None:
     assert np.abs(large / large.sum(axis=1, keepdims=True) - 0.1).max() < 0.05
 
 
-def test_quantity_has_the_moments_of_the_distribution() -> None:
+def test_quantity_fractions_match_moments_of_distribution() -> None:
     fractions = (
         np.array([np.bincount(assign_clients(Quantity(alpha=2, minimum=1), DIGITS, 4, seed)) for seed in range(300)])
         / 1400
@@ -469,7 +469,7 @@ def test_quantity_has_the_moments_of_the_distribution() -> None:
     assert fractions.var(axis=0) == pytest.approx(0.25 * 0.75 / (4 * 2 + 1), abs=0.006)
 
 
-# -- a user's file ---------------------------------------------------------------------------------------------------
+# -- partition files ---------------------------------------------------------------------------------------------------
 
 
 def write_scheme(path: Path, **columns: list[object]) -> File:
@@ -483,7 +483,7 @@ def write_scheme(path: Path, **columns: list[object]) -> File:
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_a_file_is_dealt_as_it_says(tmp_path: Path, kind: str) -> None:
+def test_file_scheme_returns_pairs_of_file(tmp_path: Path, kind: str) -> None:
     labels = np.array([0, 1, 0, 1])
     pairs = partition_labels(write_scheme(tmp_path / f"own.{kind}", sample=[3, 0, 2], client=[0, 1, 0]), labels, 2)
     assert pairs.sample.tolist() == [3, 0, 2]
@@ -491,7 +491,7 @@ def test_a_file_is_dealt_as_it_says(tmp_path: Path, kind: str) -> None:
     assert pairs.split is None
 
 
-def test_a_permutation_of_the_clients_of_a_file_is_one_of_the_assignment(tmp_path: Path) -> None:
+def test_permuted_clients_in_file_permute_assignment(tmp_path: Path) -> None:
     owner, order = np.arange(1400) % 7, np.random.default_rng(0).permutation(7)
     files = [
         write_scheme(tmp_path / f"{name}.parquet", sample=list(range(1400)), client=clients.tolist())
@@ -501,7 +501,7 @@ def test_a_permutation_of_the_clients_of_a_file_is_one_of_the_assignment(tmp_pat
     assert np.array_equal(order[first], second)
 
 
-def test_a_file_that_says_what_samples_are_for(tmp_path: Path) -> None:
+def test_file_scheme_reads_split_column(tmp_path: Path) -> None:
     scheme = write_scheme(
         tmp_path / "own.csv",
         sample=[0, 1, 2, 3],
@@ -514,7 +514,7 @@ def test_a_file_that_says_what_samples_are_for(tmp_path: Path) -> None:
     assert pairs.split.tolist() == ["train", "train", "validation", "test"]
 
 
-def test_the_sha256_of_a_file_has_to_be_written(tmp_path: Path) -> None:
+def test_file_scheme_needs_matching_sha256(tmp_path: Path) -> None:
     path = tmp_path / "own.csv"
     scheme = write_scheme(path, sample=[0, 1], client=[0, 1])
     for sha256, problem in (("", "missing for"), ("12ab", "'12ab' is not the SHA-256 of")):
@@ -547,7 +547,7 @@ def test_the_sha256_of_a_file_has_to_be_written(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_file_that_can_not_be_used_says_why(tmp_path: Path, columns: dict[str, list[object]], message: str) -> None:
+def test_file_scheme_rejects_invalid_columns(tmp_path: Path, columns: dict[str, list[object]], message: str) -> None:
     with pytest.raises(SettingsError, match=message) as error:
         write_scheme(tmp_path / "own.csv", **columns).check(2, 2, 10)
     assert str(error.value).startswith(("partition.path: ", "federation.clients: "))
@@ -556,7 +556,7 @@ def test_a_file_that_can_not_be_used_says_why(tmp_path: Path, columns: dict[str,
 @pytest.mark.parametrize(
     "rows", ["sample,client\n7,0,0\n8,1,1\n", "sample,client\n0,7,0,0\n", "sample,client\n7,0,\n8,1,\n"]
 )
-def test_rows_that_are_longer_than_the_header_are_refused(tmp_path: Path, rows: str) -> None:
+def test_file_scheme_rejects_rows_longer_than_header(tmp_path: Path, rows: str) -> None:
     path = tmp_path / "own.csv"
     path.write_text(rows)
     with pytest.raises(SettingsError) as error:
@@ -566,7 +566,7 @@ def test_rows_that_are_longer_than_the_header_are_refused(tmp_path: Path, rows: 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 @pytest.mark.parametrize("name", ["sample", "client", "split"])
-def test_a_column_that_stands_twice_is_refused(tmp_path: Path, kind: str, name: str) -> None:
+def test_file_scheme_rejects_duplicate_column(tmp_path: Path, kind: str, name: str) -> None:
     path = tmp_path / f"own.{kind}"
     columns = {"sample": [0, 1], "client": [0, 1], "split": ["train", "train"], "note": ["a", "b"]}
     names = [*columns, "note", name]
@@ -580,14 +580,14 @@ def test_a_column_that_stands_twice_is_refused(tmp_path: Path, kind: str, name: 
     assert str(error.value).startswith(f"partition.path: {path} has the column '{name}' more than once")
 
 
-def test_samples_that_are_not_to_be_dealt(tmp_path: Path) -> None:
+def test_file_scheme_rejects_unavailable_samples(tmp_path: Path) -> None:
     scheme = write_scheme(tmp_path / "own.csv", sample=[0, 4], client=[0, 1])
     for samples in (np.arange(4), np.array([0, 1, 2, 3, 5])):
         with pytest.raises(SettingsError, match=r"^partition\.path: sample 4 of .* can't be assigned"):
             scheme.partition_samples(np.zeros(6, dtype=np.int64), samples, 2, np.random.default_rng(0))
 
 
-def test_a_file_that_is_none(tmp_path: Path) -> None:
+def test_file_scheme_rejects_missing_and_unreadable_files(tmp_path: Path) -> None:
     path = tmp_path / "own.parquet"
     with pytest.raises(SettingsError, match=r"^partition\.path: .*own\.parquet can't be read \(No such file"):
         File(path=str(path)).check(1, 1, 1)
@@ -596,21 +596,21 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
         File(path=str(path), sha256=compute_file_sha256(path)).check(1, 1, 1)
 
 
-# -- always in a moment ------------------------------------------------------------------------------------------------
+# -- termination -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "name", ["dirichlet", "dirichlet-balanced", "dirichlet-feddw", "dirichlet-overlap", "quantity"]
 )
 @pytest.mark.parametrize("classes", [10, 100])
-def test_a_hundred_clients_with_a_tiny_alpha_end(name: str, classes: int) -> None:
+def test_partition_of_100_clients_with_tiny_alpha_ends(name: str, classes: int) -> None:
     labels = np.repeat(np.arange(classes), 60_000 // classes)
     scheme: Scheme = registry.build_component(component.PARTITION, name, {"alpha": 0.01})  # type: ignore[assignment]
     pairs = partition_labels(scheme, labels, 100)
     assert np.bincount(pairs.client, minlength=100).min() >= getattr(scheme, "minimum", 1)
 
 
-# -- mistakes ----------------------------------------------------------------------------------------------------------
+# -- errors ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -676,14 +676,16 @@ def test_a_hundred_clients_with_a_tiny_alpha_end(name: str, classes: int) -> Non
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Scheme) else str(value),
 )
-def test_the_impossible_is_refused(scheme: Scheme, clients: int, samples: int, problem: str, advice: str) -> None:
+def test_scheme_rejects_impossible_settings(
+    scheme: Scheme, clients: int, samples: int, problem: str, advice: str
+) -> None:
     with pytest.raises(SettingsError) as error:
         scheme.check(clients, 10, samples)
     assert str(error.value).startswith(problem)
     assert str(error.value).endswith(advice)
 
 
-def test_a_class_too_small_for_its_owners_is_refused() -> None:
+def test_pathological_rejects_class_with_too_few_samples() -> None:
     labels = np.repeat([0, 1, 2], [50, 50, 3])
     with pytest.raises(
         SettingsError, match=r"^partition\.classes_per_client: 2 .* gives class 2 to \d+ clients, .*3 samples"
@@ -707,20 +709,20 @@ def test_a_class_too_small_for_its_owners_is_refused() -> None:
         ("iid", {"alpha": 1}, "partition.alpha: unknown key"),
     ],
 )
-def test_parameters_are_checked(name: str, parameters: dict[str, float], key: str) -> None:
+def test_scheme_rejects_invalid_parameters(name: str, parameters: dict[str, float], key: str) -> None:
     with pytest.raises(SettingsError) as error:
         registry.build_component(component.PARTITION, name, parameters)
     assert str(error.value).startswith(key)
 
 
-def test_properties_are_checked_for_each_scheme() -> None:
+def test_property_tests_cover_all_schemes() -> None:
     """If this fails, add the new scheme to SCHEMES. Other files test the exceptions."""
     tested_names = {registry.get_component_name(component.PARTITION, type(scheme)) for scheme in SCHEMES}
     exceptions = {"dirichlet-overlap", "file", "natural", "by-domain", "flwr-datasets"}
     assert tested_names | exceptions == set(registry.list_components(component.PARTITION))
 
 
-def test_schemes_are_found_by_name() -> None:
+def test_registry_contains_all_partition_schemes() -> None:
     assert set(registry.list_components(component.PARTITION)) == {
         "by-domain",
         "natural",

@@ -1,4 +1,4 @@
-"""Users' files: `fedpipe download` declares them, and changed ones are rejected."""
+"""Users' files: `fedpipe download` adds their SHA-256 to the study, and the plan rejects changed files."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def write_user_files(seed: int = 0) -> None:
 
 
 def make_study(**sections: Any) -> dict[str, Any]:
-    """Make a study of these files without their SHA-256."""
+    """Make a study of the user files without their SHA-256."""
     settings = studies.settings(dataset={"name": "npz", "path": "own.npz"}, model={"weights": "start.pt"}, **sections)
     return settings | {"partition": {"scheme": "file", "path": "own.csv"}} | {"federation": {"clients": 3, "rounds": 2}}
 
 
 def make_declared_study(**sections: Any) -> dict[str, Any]:
-    """Make the same study with all SHA-256, and store its data."""
+    """Make a study of the user files with all SHA-256, and store its data."""
     write_user_files()
     studies.write(make_study(**sections), Path())
     run_command("download")
@@ -68,7 +68,7 @@ def run_command(*arguments: str) -> str:
     return CliRunner().invoke(app.app, list(arguments), catch_exceptions=False).output
 
 
-# -- declaring ---------------------------------------------------------------------------------------------------------
+# -- adding the SHA-256 to a study -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def run_command(*arguments: str) -> str:
         ("studies/my own.yaml", "fedpipe download --params 'studies/my own.yaml'"),
     ],
 )
-def test_all_that_is_missing_is_said_at_once_and_filled_in_at_once(params: str, command: str) -> None:
+def test_plan_lists_all_missing_checksums_and_download_adds_them(params: str, command: str) -> None:
     write_user_files()
     Path("studies").mkdir()
     path = Path(params)
@@ -111,7 +111,7 @@ def test_all_that_is_missing_is_said_at_once_and_filled_in_at_once(params: str, 
     assert path.read_text() == written
 
 
-def test_all_else_stays_as_it_was_written_whatever_the_locale() -> None:
+def test_download_keeps_rest_of_study_in_any_locale() -> None:
     write_user_files()
     before = "# Größe: ±3 µm\r\ndataset: {name: npz, path: own.npz}\r\nmodel: {name: mlp}\r\n".encode()
     Path("params.yaml").write_bytes(before)
@@ -122,7 +122,7 @@ def test_all_else_stays_as_it_was_written_whatever_the_locale() -> None:
     assert Path("params.yaml").read_bytes().replace(filled, b"") == before
 
 
-def test_a_file_that_is_missing_is_named_by_its_key() -> None:
+def test_missing_partition_file_error_shows_key() -> None:
     write_user_files()
     Path("own.csv").unlink()
     studies.write(make_study(), Path())
@@ -132,8 +132,8 @@ def test_a_file_that_is_missing_is_named_by_its_key() -> None:
         run_command("download")
 
 
-def test_at_a_point_of_a_grid_the_sum_itself_is_told() -> None:
-    """`fedpipe download` can't write into a grid."""
+def test_missing_checksum_error_of_grid_point_contains_checksum() -> None:
+    """`fedpipe download` can't write into a grid, so the error must show the SHA-256."""
     settings = make_declared_study()
     shutil.copy("own.csv", "other.csv")
     grid = {"partition": [settings["partition"], {"scheme": "file", "path": "other.csv"}]}
@@ -146,7 +146,7 @@ def test_at_a_point_of_a_grid_the_sum_itself_is_told() -> None:
     assert "at the point" in str(error.value)
 
 
-def test_data_that_is_not_stored_names_the_study() -> None:
+def test_unstored_dataset_error_shows_download_command_of_study() -> None:
     settings = make_declared_study()
     shutil.rmtree("results")
     Path("studies").mkdir()
@@ -164,7 +164,7 @@ def test_data_that_is_not_stored_names_the_study() -> None:
         ("model", "start.pt", ""),
     ],
 )
-def test_a_file_that_the_plan_refuses_is_not_declared(section: str, name: str, content: str) -> None:
+def test_download_and_plan_reject_invalid_file_with_equal_errors(section: str, name: str, content: str) -> None:
     write_user_files()
     studies.write(make_study(), Path())
     Path(name).write_text(content)
@@ -196,10 +196,10 @@ def write_substitute(name: str, side: int, channels: int, num_classes: int) -> s
     return files.compute_file_sha256(Path(f"mirror/{name}.npz"))
 
 
-def test_one_command_declares_what_stands_in_for_the_data_sets_of_all_studies_in_a_folder(
+def test_download_of_folder_adds_checksums_to_all_studies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In sections, axes and presets. Each data set is read once, and no comment is lost."""
+    """The SHA-256 is added in sections, axes and presets. Each data set is read once, and comments are kept."""
     checksums = {
         "cifar10": write_substitute("cifar10", 32, 3, 10),
         "cifar100": write_substitute("cifar100", 32, 3, 100),
@@ -255,7 +255,7 @@ presets:
     assert Path("studies/a/two.yaml").read_text() == before
 
 
-def test_a_mapping_with_an_anchor_is_declared_once_for_all_of_its_aliases(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_download_adds_checksum_once_to_anchored_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
     checksums = {
         "cifar10": write_substitute("cifar10", 32, 3, 10),
         "cifar100": write_substitute("cifar100", 32, 3, 100),
@@ -288,7 +288,7 @@ presets:
     run_command("plan", "--params", str(path), "--preset", "smoke")
 
 
-def test_a_study_that_can_not_have_its_data_leaves_the_others_of_its_folder_theirs(
+def test_download_of_folder_continues_after_failed_study(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     Path("studies/a").mkdir(parents=True)
@@ -302,7 +302,7 @@ def test_a_study_that_can_not_have_its_data_leaves_the_others_of_its_folder_thei
     )
 
 
-# -- what changed after it was declared --------------------------------------------------------------------------------
+# -- changed files -----------------------------------------------------------------------------------------------------
 
 
 def change_file(name: str) -> None:
@@ -315,7 +315,7 @@ def change_file(name: str) -> None:
 
 
 @pytest.mark.parametrize(("section", "name"), SECTION_FILES.items())
-def test_a_file_that_changed_is_refused_with_both_sums(section: str, name: str) -> None:
+def test_plan_rejects_changed_file_and_shows_both_checksums(section: str, name: str) -> None:
     settings = make_declared_study()
     run_command("plan")
     change_file(name)
@@ -325,7 +325,7 @@ def test_a_file_that_changed_is_refused_with_both_sums(section: str, name: str) 
     assert files.compute_file_sha256(Path(name)) in str(error.value)
 
 
-def test_a_file_that_is_gone_or_was_only_touched_is_none_that_changed() -> None:
+def test_plan_accepts_touched_and_deleted_files() -> None:
     make_declared_study()
     Path("own.npz").touch()
     Path("start.pt").touch()
@@ -335,7 +335,7 @@ def test_a_file_that_is_gone_or_was_only_touched_is_none_that_changed() -> None:
     run_command("plan")
 
 
-def test_a_folder_that_changed_is_refused() -> None:
+def test_plan_rejects_changed_folder() -> None:
     from PIL import Image
 
     for part in ("train", "test"):
@@ -352,7 +352,7 @@ def test_a_folder_that_changed_is_refused() -> None:
         run_command("plan")
 
 
-def test_a_file_is_hashed_once_as_long_as_it_does_not_change(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unchanged_file_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("large").write_bytes(b"1")
     hashed: list[Path] = []
     real = files.compute_file_sha256
@@ -373,19 +373,19 @@ def read_run_settings(settings: dict[str, Any], seed: int = 0) -> RunSettings:
     return RunSettings.from_params(parser.parse_params(settings), "fedavg", seed)
 
 
-def test_how_the_data_set_would_be_split_has_no_say_where_the_file_says_it() -> None:
+def test_key_ignores_split_settings_if_file_has_split_column() -> None:
     settings = make_declared_study()
     original = read_run_settings(settings)
     assert not {"split", "test_fraction", "stratified", "validation_fraction"} & set(original.dataset)
     for changes in (
-        {"split": "official"},  # and there is no official test set
+        {"split": "official"},  # the data set has no official test set
         {"split": "pooled", "test_fraction": 0.4, "validation_fraction": 0.2, "stratified": True},
     ):
         assert read_run_settings(settings | {"dataset": settings["dataset"] | changes}).key == original.key
     assert read_run_settings(settings | {"partition": settings["partition"] | {"seed": 3}}).key == original.key
 
 
-def test_it_is_one_partition_for_all_seeds_and_wherever_the_file_lies() -> None:
+def test_file_with_split_column_has_one_key_for_all_seeds_and_paths() -> None:
     settings = make_declared_study(study={"seeds": [0, 1, 2]})
     plan = studies.prepare(settings)
     assert len({run.key for run in plan.runs}) == 3
@@ -399,7 +399,7 @@ def test_it_is_one_partition_for_all_seeds_and_wherever_the_file_lies() -> None:
     assert yaml.safe_load(place.read_text())["origin"] == {"path": "moved/theirs.csv"}
 
 
-def test_it_is_dealt_as_the_file_says_and_told_so() -> None:
+def test_assignment_and_preview_match_partition_file() -> None:
     plan = studies.prepare(make_declared_study())
     ((key, settings),) = plan.partitions.items()
     table = files.read_parquet(layout.get_assignment_path(key))
@@ -417,7 +417,7 @@ def test_it_is_dealt_as_the_file_says_and_told_so() -> None:
     assert [len(own) for own in Assignment.from_table(table).validation] == [3, 3, 4]
 
 
-def test_without_that_column_the_split_and_the_seed_have_their_say() -> None:
+def test_key_depends_on_split_and_seed_without_split_column() -> None:
     settings = make_declared_study() | {"partition": {"scheme": "file", "path": "plain.csv"}}
     Path("plain.csv").write_text("sample,client\n" + "".join(f"{row},{row % 3}\n" for row in range(90)))
     settings["partition"]["sha256"] = files.compute_file_sha256(Path("plain.csv"))
@@ -429,7 +429,7 @@ def test_without_that_column_the_split_and_the_seed_have_their_say() -> None:
     assert read_run_settings(settings | {"dataset": settings["dataset"] | {"test_fraction": 0.4}}).key != runs[0].key
 
 
-def test_a_subset_of_what_a_file_names_is_refused() -> None:
+def test_parser_rejects_subset_with_partition_file() -> None:
     settings = make_declared_study()
     for sections in ({}, {"partition": {"scheme": "file", "path": "plain.csv"}}):
         Path("plain.csv").write_text("sample,client\n0,0\n1,1\n2,2\n")
@@ -452,7 +452,7 @@ def test_a_subset_of_what_a_file_names_is_refused() -> None:
         ("", "own.csv has no test sample."),
     ],
 )
-def test_a_file_that_would_make_wrong_numbers_is_refused_before_any_job(rows: str, problem: str) -> None:
+def test_parser_rejects_invalid_rows_of_partition_file(rows: str, problem: str) -> None:
     settings = make_declared_study()
     Path("own.csv").write_text(f"sample,client,split\n0,0,train\n1,1,train\n2,2,train\n{rows}\n")
     settings["partition"]["sha256"] = files.compute_file_sha256(Path("own.csv"))

@@ -1,4 +1,4 @@
-"""The digits, checksums, and storing samples as tensors."""
+"""Digits, checksums, and storage of samples as tensors."""
 
 import subprocess
 import sys
@@ -26,7 +26,7 @@ FEW = Samples(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Changed(Dataset):
+class MislabeledDataset(Dataset):
     """A data set whose samples differ from its checksum."""
 
     shape: ClassVar[tuple[int, ...]] = (1, 2, 2)
@@ -45,7 +45,7 @@ def digits() -> Samples:
     return Digits().load(Fetcher())
 
 
-def test_digits_are_what_their_class_says(digits: Samples) -> None:
+def test_digits_samples_match_class_attributes(digits: Samples) -> None:
     assert digits.x.shape == (Digits.size, *Digits.shape)
     assert [str(array.dtype) for array in digits[:3]] == ["float32", "int64", "bool"]
     assert digits.x.min() == 0
@@ -54,17 +54,17 @@ def test_digits_are_what_their_class_says(digits: Samples) -> None:
     assert store.compute_samples_sha256(digits) == Digits.checksum
 
 
-def test_digits_hold_out_a_fifth_of_every_class(digits: Samples) -> None:
+def test_digits_test_set_contains_fifth_of_each_class(digits: Samples) -> None:
     assert digits.test.sum() == 360
     class_sizes, test_counts = np.bincount(digits.y), np.bincount(digits.y[digits.test])
     assert np.abs(test_counts - class_sizes / 5).max() < 1
 
 
-def test_a_checksum_is_known() -> None:
+def test_samples_checksum_equals_pinned_value() -> None:
     assert store.compute_samples_sha256(FEW) == "0917acc340d5569023de953c7fa66d4d8119dea739a87e157d3718fb2f95cfd8"
 
 
-def test_a_checksum_does_not_see_layout_or_byte_order() -> None:
+def test_samples_checksum_ignores_memory_layout_and_byte_order() -> None:
     other = Samples(np.asfortranarray(FEW.x), FEW.y.astype(">i8"), FEW.test)
     assert store.compute_samples_sha256(other) == store.compute_samples_sha256(FEW)
 
@@ -78,11 +78,11 @@ def test_a_checksum_does_not_see_layout_or_byte_order() -> None:
         FEW._replace(test=~FEW.test),
     ],
 )
-def test_a_checksum_sees_everything_else(other: Samples) -> None:
+def test_samples_checksum_changes_with_shape_and_values(other: Samples) -> None:
     assert store.compute_samples_sha256(other) != store.compute_samples_sha256(FEW)
 
 
-def test_samples_are_stored_as_tensors(tmp_path: Path) -> None:
+def test_saved_samples_load_as_equal_tensors(tmp_path: Path) -> None:
     path, copy = tmp_path / "few.pt", tmp_path / "copy.pt"
     sha256 = store.save_samples(path, FEW)
     assert store.save_samples(copy, FEW) == sha256
@@ -94,7 +94,7 @@ def test_samples_are_stored_as_tensors(tmp_path: Path) -> None:
     ) == store.compute_samples_sha256(FEW)
 
 
-def test_something_else_is_no_data_set(tmp_path: Path) -> None:
+def test_load_samples_rejects_model_file(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     files.write_pt(path, {"weight": torch.zeros(2)})
     with pytest.raises(ArtifactError, match=r"model\.pt contains weight instead of a data set"):
@@ -102,7 +102,7 @@ def test_something_else_is_no_data_set(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux lists mapped files")
-def test_what_is_stored_is_mapped_and_not_read(tmp_path: Path) -> None:
+def test_loaded_samples_are_memory_mapped(tmp_path: Path) -> None:
     path = tmp_path / "images.pt"
     store.save_samples(path, FEW._replace(x=np.zeros((3, 1, 100, 100), np.uint8)))
     loaded = store.load_samples(path)
@@ -114,7 +114,7 @@ def test_what_is_stored_is_mapped_and_not_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("dtype", "stored_dtype"), [("uint8", "uint8"), ("int16", "int16"), (">i4", "int32"), ("float64", "float32")]
 )
-def test_inputs_keep_their_kind(tmp_path: Path, dtype: str, stored_dtype: str) -> None:
+def test_saved_inputs_keep_type_except_float64(tmp_path: Path, dtype: str, stored_dtype: str) -> None:
     samples = FEW._replace(x=FEW.x.astype(dtype))
     store.save_samples(tmp_path / "few.pt", samples)
     loaded = store.load_samples(tmp_path / "few.pt")
@@ -125,7 +125,7 @@ def test_inputs_keep_their_kind(tmp_path: Path, dtype: str, stored_dtype: str) -
     ) == store.compute_samples_sha256(samples)
 
 
-def test_a_data_set_is_stored_with_its_facts(tmp_path: Path, digits: Samples, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_dataset_has_recorded_info(tmp_path: Path, digits: Samples, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = download.load_and_save_dataset(Digits(), Fetcher())
     assert path == store.get_stored_dataset_path(registry.get_component_key_settings(component.DATASET, Digits()))
@@ -139,7 +139,7 @@ def test_a_data_set_is_stored_with_its_facts(tmp_path: Path, digits: Samples, mo
         store.read_dataset_info(path)
 
 
-def test_the_place_does_not_depend_on_how_samples_are_split() -> None:
+def test_stored_dataset_path_ignores_split_settings() -> None:
     description = registry.get_component_key_settings(component.DATASET, Digits())
     assert store.get_stored_dataset_path(
         description | {"split": "pooled", "test_fraction": 0.5}
@@ -149,34 +149,36 @@ def test_the_place_does_not_depend_on_how_samples_are_split() -> None:
     )
 
 
-def test_other_samples_are_refused(tmp_path: Path) -> None:
+def test_dataset_with_wrong_checksum_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "changed.pt"
     with pytest.raises(ArtifactError) as error:
-        download.load_and_save_dataset(Changed(), Fetcher(), path)
+        download.load_and_save_dataset(MislabeledDataset(), Fetcher(), path)
     assert store.compute_samples_sha256(FEW) in str(error.value)
     assert "0" * 64 in str(error.value)
     assert not path.exists()
 
 
-def test_a_class_without_checksum_is_told_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Changed, "checksum", "")
+def test_error_for_dataset_class_without_checksum_contains_checksum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MislabeledDataset, "checksum", "")
     with pytest.raises(ArtifactError, match=f"checksum {store.compute_samples_sha256(FEW)}, but none"):
-        download.load_and_save_dataset(Changed(), Fetcher())
-    with pytest.raises(SettingsError, match=r"^dataset\.name: '.*Changed' has no checksum"):
-        registry.get_component_key_settings(component.DATASET, Changed())
+        download.load_and_save_dataset(MislabeledDataset(), Fetcher())
+    with pytest.raises(SettingsError, match=r"^dataset\.name: '.*MislabeledDataset' has no checksum"):
+        registry.get_component_key_settings(component.DATASET, MislabeledDataset())
 
 
 @pytest.mark.parametrize(
     ("name", "value"), [("shape", (1, 4, 1)), ("classes", 1), ("size", 4)], ids=["shape", "classes", "size"]
 )
-def test_samples_are_what_the_class_says(monkeypatch: pytest.MonkeyPatch, name: str, value: object) -> None:
-    monkeypatch.setattr(Changed, "checksum", store.compute_samples_sha256(FEW))
-    monkeypatch.setattr(Changed, name, value)
+def test_dataset_rejects_samples_that_differ_from_class_attributes(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: object
+) -> None:
+    monkeypatch.setattr(MislabeledDataset, "checksum", store.compute_samples_sha256(FEW))
+    monkeypatch.setattr(MislabeledDataset, name, value)
     with pytest.raises(ArtifactError, match=r"^dataset\.name: .* 3 samples of shape \(1, 2, 2\) in 2 classes"):
-        download.load_and_save_dataset(Changed(), Fetcher())
+        download.load_and_save_dataset(MislabeledDataset(), Fetcher())
 
 
-def test_no_plan_no_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_download_rejects_dataset_without_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ArtifactError, match=r"digits-0123\.yaml is missing: 'digits-0123' is not a data set of a plan"):
         download.download_dataset("digits-0123")

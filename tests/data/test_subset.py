@@ -11,7 +11,7 @@ LABELS = np.repeat(np.arange(4), [400, 200, 100, 100])
 TEST = np.arange(800) % 4 == 0
 
 
-def test_classes_and_tests_have_their_shares() -> None:
+def test_sample_subset_matches_class_and_test_proportions() -> None:
     subset = select_sample_subset(LABELS, TEST, 80)
     assert np.bincount(LABELS[subset]).tolist() == [40, 20, 10, 10]
     assert np.bincount(LABELS[subset][TEST[subset]]).tolist()[:2] == [10, 5]
@@ -19,13 +19,13 @@ def test_classes_and_tests_have_their_shares() -> None:
     assert (np.diff(subset) > 0).all()
 
 
-def test_it_is_one_subset_and_no_prefix() -> None:
+def test_sample_subset_is_reproducible_and_not_a_prefix() -> None:
     assert np.array_equal(select_sample_subset(LABELS, TEST, 80), select_sample_subset(LABELS, TEST, 80))
     assert not np.array_equal(select_sample_subset(LABELS, TEST, 80)[:40], np.arange(40))
     assert np.array_equal(select_sample_subset(LABELS, TEST, 800), np.arange(800))
 
 
-def test_a_study_of_a_subset_deals_nothing_else(tmp_path, monkeypatch) -> None:
+def test_assignment_contains_only_samples_of_subset(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     plan = studies.prepare(studies.settings(dataset={"subset": 200}))
     assignment = Assignment.read(layout.get_assignment_path(*plan.partitions))
@@ -35,7 +35,7 @@ def test_a_study_of_a_subset_deals_nothing_else(tmp_path, monkeypatch) -> None:
     assert np.array_equal(np.sort(np.concatenate(assignment.test)), assignment.global_test)
 
 
-def test_it_is_part_of_the_key_only_where_it_is_asked_for(tmp_path, monkeypatch) -> None:
+def test_subset_is_in_partition_settings_only_if_set(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (plain,), (small,) = (
         studies.prepare(studies.settings(dataset=dataset)).partitions.values() for dataset in ({}, {"subset": 200})
@@ -44,7 +44,7 @@ def test_it_is_part_of_the_key_only_where_it_is_asked_for(tmp_path, monkeypatch)
     assert small["dataset"]["subset"] == 200
 
 
-def test_one_without_test_samples_is_told_from_a_data_set_without_any(tmp_path, monkeypatch) -> None:
+def test_subset_without_test_samples_error_suggests_larger_subset(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SettingsError) as error:
         studies.prepare(studies.settings(dataset={"subset": 4}, federation={"clients": 2}))
@@ -52,7 +52,7 @@ def test_one_without_test_samples_is_told_from_a_data_set_without_any(tmp_path, 
     assert "larger dataset.subset" in str(error.value)
 
 
-def test_more_than_there_are_is_refused(tmp_path, monkeypatch) -> None:
+def test_subset_larger_than_dataset_is_rejected(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SettingsError, match=r"^dataset\.subset: 2000 .* 1797"):
         studies.prepare(studies.settings(dataset={"subset": 2000}))

@@ -11,25 +11,25 @@ TEXTS = ["the film, the cast", "a film!", "the unknown unknown unknown"]
 TEST = np.array([False, False, True])
 
 
-def test_words_are_ranked_by_frequency_and_then_by_the_alphabet() -> None:
-    """the: 2, film: 2, a: 1, cast: 1 in the training texts."""
+def test_vocabulary_is_ranked_by_frequency_then_alphabet() -> None:
+    """Frequencies in the training texts: the 2, film 2, a 1, cast 1."""
     x = text.encode_texts(TEXTS, TEST, text.make_word_analyzer(), vocabulary=100, length=6)
     assert x.tolist() == [[1, 5, 4, 5, 7, 0], [1, 6, 4, 0, 0, 0], [1, 5, 2, 2, 2, 0]]
 
 
-def test_the_vocabulary_is_built_from_training_texts_only() -> None:
+def test_vocabulary_contains_only_words_of_training_texts() -> None:
     changed = text.encode_texts([*TEXTS[:2], "cast cast cast cast other"], TEST, text.make_word_analyzer(), 100, 6)
     assert np.array_equal(changed[:2], text.encode_texts(TEXTS, TEST, text.make_word_analyzer(), 100, 6)[:2])
     assert changed[2].tolist() == [1, 7, 7, 7, 7, 2]
 
 
-def test_rare_words_are_unknown() -> None:
+def test_words_outside_vocabulary_are_unknown() -> None:
     x = text.encode_texts(TEXTS, TEST, text.make_word_analyzer(), vocabulary=6, length=6)
     assert x.tolist() == [[1, 5, 4, 5, 2, 0], [1, 2, 4, 0, 0, 0], [1, 5, 2, 2, 2, 0]]
     assert x.max() == 6 - 1
 
 
-def test_a_long_text_loses_its_end() -> None:
+def test_long_text_is_truncated() -> None:
     assert text.encode_texts(TEXTS, TEST, text.make_word_analyzer(), 100, 3).tolist() == [
         [1, 5, 4],
         [1, 6, 4],
@@ -38,7 +38,7 @@ def test_a_long_text_loses_its_end() -> None:
 
 
 @pytest.mark.parametrize(("vocabulary", "dtype"), [(128, "int8"), (10_000, "int16"), (98_635, "int32")])
-def test_ids_take_the_smallest_integers(vocabulary: int, dtype: str) -> None:
+def test_token_ids_have_smallest_integer_type(vocabulary: int, dtype: str) -> None:
     assert text.encode_texts(TEXTS, TEST, text.make_word_analyzer(), vocabulary, 4).dtype == dtype
 
 
@@ -50,8 +50,8 @@ def test_ids_take_the_smallest_integers(vocabulary: int, dtype: str) -> None:
         ("caf\u00e9 & \u201cquotes\u201d", ["caf\u00e9", "\u201cquotes\u201d"]),
     ],
 )
-def test_words(sentence: str, tokens: list[str]) -> None:
-    """Like keras.preprocessing.text.text_to_word_sequence."""
+def test_word_analyzer_matches_keras_tokens(sentence: str, tokens: list[str]) -> None:
+    """The expected tokens are those of keras.preprocessing.text.text_to_word_sequence."""
     assert text.make_word_analyzer()(sentence) == tokens
 
 
@@ -63,6 +63,6 @@ def test_words(sentence: str, tokens: list[str]) -> None:
         ("Reuters - $1.35 \\#39;s<br />x", ["reuters", "-", "$1", ".", "35", "\\#39", "s", "x"]),
     ],
 )
-def test_basic_english(sentence: str, tokens: list[str]) -> None:
-    """Like torchtext.data.utils.get_tokenizer("basic_english")."""
+def test_basic_english_analyzer_matches_torchtext_tokens(sentence: str, tokens: list[str]) -> None:
+    """The expected tokens are those of torchtext.data.utils.get_tokenizer("basic_english")."""
     assert text.make_basic_english_analyzer()(sentence) == tokens

@@ -16,19 +16,19 @@ def normalize(x, settings):
     return Normalization(settings, x.dtype, x.device)(x.clone())
 
 
-def test_without_settings_nothing_changes():
+def test_default_transforms_keep_images_unchanged():
     x = make_images()
     assert transform_images(Transforms(), x, KEY) is x
     assert torch.equal(normalize(x, Transforms()), x)
 
 
-def test_each_channel_is_centered_and_scaled():
+def test_normalization_centers_and_scales_each_channel():
     x = torch.tensor([[[[0.5]], [[1.0]]]])
     assert normalize(x, Transforms(mean=(0.5, 0.25), std=(0.5, 0.25))).flatten().tolist() == [0, 3]
     assert normalize(x, Transforms(mean=(0.5,), std=(0.25,))).flatten().tolist() == [0, 2]
 
 
-def test_a_crop_is_a_window_of_the_padded_image():
+def test_crop_is_window_of_padded_image():
     x = make_images()
     transformed = transform_images(Transforms(crop=2), x, KEY)
     padded = torch.nn.functional.pad(x, (2, 2, 2, 2))
@@ -45,7 +45,7 @@ def test_a_crop_is_a_window_of_the_padded_image():
     assert {down for down, _ in offsets} == {right for _, right in offsets} == set(range(5))
 
 
-def test_a_flip_mirrors_about_every_second_image():
+def test_flip_mirrors_about_half_of_images():
     x = make_images(400)
     transformed = transform_images(Transforms(flip=True), x, KEY)
     mirrored = (transformed == x.flip(-1)).flatten(1).all(1)
@@ -53,7 +53,7 @@ def test_a_flip_mirrors_about_every_second_image():
     assert 160 < int(mirrored.sum()) < 240
 
 
-def test_a_rotation_turns_by_at_most_its_angle_around_the_center():
+def test_rotation_is_bounded_by_angle_around_center():
     x = torch.zeros(200, 1, 21, 21, dtype=torch.float64)
     x[:, :, 10, 20] = 1  # ten pixels to the right of the center
     transformed = transform_images(Transforms(rotation=30), x, KEY)
@@ -65,15 +65,15 @@ def test_a_rotation_turns_by_at_most_its_angle_around_the_center():
 
 
 @pytest.mark.parametrize("settings", [{"crop": 1}, {"flip": True}, {"rotation": 90}])
-def test_changes_belong_to_key_and_place(settings):
+def test_transforms_depend_on_key_and_position_in_batch(settings):
     x, transforms = make_images(), Transforms(**settings)
     transformed = transform_images(transforms, x, KEY)
     assert torch.equal(transform_images(transforms, x, KEY), transformed)
-    assert torch.equal(transform_images(transforms, x[:10], KEY), transformed[:10])  # whatever the batch is padded to
+    assert torch.equal(transform_images(transforms, x[:10], KEY), transformed[:10])  # independent of the batch size
     assert not torch.equal(transform_images(transforms, x, KEY + 1), transformed)
 
 
-def test_under_vmap_it_is_the_same():
+def test_transforms_under_vmap_equal_loop():
     transforms = Transforms(crop=2, flip=True, rotation=20)
     x, keys = make_images(30).reshape(3, 10, 2, 6, 6), torch.tensor([3, 4, 5])
     expected = torch.stack([transform_images(transforms, image, key) for image, key in zip(x, keys, strict=True)])

@@ -30,8 +30,8 @@ LISTINGS = ("Files and folders",)  #: sections with indented blocks that are not
 
 
 class Block(NamedTuple):
-    section: str  #: the heading above it
-    language: str  #: language of its fence, or empty if it is indented
+    section: str  #: the heading above the block
+    language: str  #: language of the fence, or empty if the block is indented
     lines: list[str]
 
     @property
@@ -44,7 +44,7 @@ def read(page: str) -> str:
 
 
 def blocks(page: str) -> list[Block]:
-    """The fenced and indented blocks of a page, in order."""
+    """Return the fenced and indented blocks of a page, in order."""
     page_blocks: list[Block] = []
     section, fence, previous_line = "", None, ""
     for line in read(page).splitlines():
@@ -68,12 +68,12 @@ def blocks(page: str) -> list[Block]:
 
 
 def commands(page: str) -> list[str]:
-    """The commands of a page in order, without the comments after them."""
+    """Return the commands of a page in order, without the comments after them."""
     shell = [block for block in blocks(page) if block.language in {"", "sh"} and block.section not in LISTINGS]
     return [re.split(r"\s{2,}#", line)[0] for block in shell for line in block.lines]
 
 
 def inline(page: str, program: str) -> list[str]:
-    """The calls of a program between backticks in the text of a page."""
+    """Return the calls of a program between backticks in the text of a page."""
     text = re.sub(r"^```.*?^```$", "", read(page), flags=re.M | re.S)
     return re.findall(rf"`({program} [^`]+)`", text)

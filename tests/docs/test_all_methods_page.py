@@ -1,4 +1,4 @@
-"""The page of all methods agrees with its stored numbers, with its study, and with the methods that exist."""
+"""docs/all-methods.md matches its stored numbers, its study, and the registered methods."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def program() -> ModuleType:
     return module
 
 
-def test_the_tables_are_those_of_the_stored_numbers(program: ModuleType) -> None:
+def test_all_methods_tables_match_stored_numbers(program: ModuleType) -> None:
     page = program.PAGE.read_text()
     assert program.write_tables(page, pd.read_csv(program.NUMBERS)) == page, "run python benchmarks/all_methods.py"
 
 
-def test_there_is_a_run_of_each_method_and_alpha(program: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_numbers_cover_each_method_and_alpha(program: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     plan = planner.make_plan(program.STUDY.relative_to(ROOT))
     numbers = pd.read_csv(program.NUMBERS)
@@ -47,10 +47,8 @@ def test_there_is_a_run_of_each_method_and_alpha(program: ModuleType, monkeypatc
     assert int(count) == len(plan.algorithms)
 
 
-def test_the_numbers_are_those_of_the_results(
-    program: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a small study with new clients, from its runs to the tables of the page."""
+def test_collected_numbers_match_results(program: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small study with new clients, from its runs to the tables of the page."""
     monkeypatch.chdir(tmp_path)
     params = studies.settings(
         ("fedavg", "local"),
@@ -83,8 +81,8 @@ def test_the_numbers_are_those_of_the_results(
     assert local.split(" | ")[3] == "–", "a new client of Local has only the initial model"
 
 
-def test_ranks_and_dashes(program: ModuleType) -> None:
-    """Ties share a rank, and the mean is over the values of alpha."""
+def test_mean_ranks_share_ties_and_missing_numbers_are_dashes(program: ModuleType) -> None:
+    """Ranks are averaged over the values of alpha."""
     numbers = pd.DataFrame(
         {
             "algorithm": ["fedavg", "local", "fedper"] * 2,

@@ -16,10 +16,10 @@ PAGE = "docs/check-method.md"
 
 
 @pytest.mark.parametrize("noise", [{}, {"feature_noise": 0.1, "label_noise": 0.3}])
-def test_the_plain_loop_computes_the_same_models(
+def test_plain_loop_of_page_computes_almost_equal_models(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noise: dict[str, float]
 ) -> None:
-    """With noise, too. Then each client has separate rows."""
+    """With noise, each client has separate rows."""
     monkeypatch.chdir(tmp_path)
     code = {block.language: block.text for block in blocks(PAGE)}
     study = yaml.safe_load(code["yaml"])

@@ -27,16 +27,16 @@ from tests.docs.page_blocks import blocks, read
 
 MODELS, ALGORITHMS = "docs/custom-model.md", "docs/custom-algorithm.md"
 NAMES = re.findall(r"^class (\w+)\(", read(ALGORITHMS), flags=re.M)
-#: The fast checks: names, hooks and their shapes, and sequential against vectorized clients.
+#: The fast checks: names, hooks and shapes, and equal results of sequential and vectorized clients.
 FAST = [check for check in testing.CHECKS if check.__name__ in {"check_names", "check_hooks", "check_loop_and_stack"}]
 
 
-def code(page: str) -> str:
-    """The module of all Python blocks of the page."""
+def read_code(page: str) -> str:
+    """Return the module of all Python blocks of a page."""
     return "\n\n".join(block.text for block in blocks(page) if block.language == "python")
 
 
-def studies(page: str) -> list[str]:
+def list_studies(page: str) -> list[str]:
     return [block.text for block in blocks(page) if block.language == "yaml"]
 
 
@@ -47,17 +47,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "own", raising=False)
     yield tmp_path
-    sys.modules.pop("own", None)  # other tests import another one
+    sys.modules.pop("own", None)  # other tests import another own.py
 
 
 def import_page(page: str) -> ModuleType:
-    Path("own.py").write_text(code(page))
+    Path("own.py").write_text(read_code(page))
     return importlib.import_module("own")
 
 
 @pytest.fixture
 def models(folder: Path) -> ModuleType:
-    """The page's own.py, with the file of weights that it names, for digits."""
+    """The page's own.py, with its file of weights for digits."""
     module = import_page(MODELS)
     body, _ = module.network((1, 8, 8), 10)
     torch.save(body.state_dict(), "backbone.pt")
@@ -66,13 +66,13 @@ def models(folder: Path) -> ModuleType:
 
 @pytest.fixture
 def algorithms(folder: Path) -> ModuleType:
-    """The page's own.py, with the file that it names."""
+    """The page's own.py, with the file that it reads."""
     Path("temperature.txt").write_text("2.0\n")
     return import_page(ALGORITHMS)
 
 
-@pytest.mark.parametrize("study", studies(MODELS))
-def test_a_study_with_an_own_model_is_planned(models: ModuleType, study: str) -> None:
+@pytest.mark.parametrize("study", list_studies(MODELS))
+def test_study_with_custom_model_is_planned(models: ModuleType, study: str) -> None:
     Path("params.yaml").write_text(study)
     runs = planner.make_plan(Path("params.yaml")).runs
     settings = yaml.safe_load(study)
@@ -81,7 +81,7 @@ def test_a_study_with_an_own_model_is_planned(models: ModuleType, study: str) ->
 
 
 @pytest.mark.parametrize("name", ["own.network", "own.Wide", "own.pretrained"])
-def test_own_models_have_a_body_and_a_head(models: ModuleType, name: str) -> None:
+def test_custom_models_have_body_and_head(models: ModuleType, name: str) -> None:
     family: Any = registry.parse_component(component.MODEL, {"name": name})
     net = FunctionalNetwork(lambda: family.build_initial_network((1, 8, 8), 10))
     model = net.make_initial_model(0)
@@ -89,30 +89,30 @@ def test_own_models_have_a_body_and_a_head(models: ModuleType, name: str) -> Non
     assert set(net.head_names) == {"head.weight", "head.bias"}
     if name == "own.pretrained":
         weights = torch.load("backbone.pt", weights_only=True)
-        assert torch.equal(model["body.0.weight"], weights["0.weight"]), "from the file"
-        assert not torch.equal(model["head.weight"], net.make_initial_model(1)["head.weight"]), "from the seed"
+        assert torch.equal(model["body.0.weight"], weights["0.weight"]), "the file has the weights of the body"
+        assert not torch.equal(model["head.weight"], net.make_initial_model(1)["head.weight"]), "seeds change the head"
 
 
-def test_every_algorithm_of_the_map_is_there(algorithms: ModuleType) -> None:
+def test_map_of_custom_algorithm_page_lists_all_its_algorithms(algorithms: ModuleType) -> None:
     page = read(ALGORITHMS)
     assert set(NAMES) == set(re.findall(r"\| \[(\w+)\]\(#", page))
     assert len(NAMES) > 6
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_algorithm_of_the_page_keeps_the_contract(algorithms: ModuleType, name: str) -> None:
+def test_algorithm_of_page_passes_fast_contract_checks(algorithms: ModuleType, name: str) -> None:
     algorithm: Algorithm = getattr(algorithms, name)()
     assert [message for check in FAST for message in check(algorithm)] == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_an_algorithm_of_the_page_keeps_all_of_the_contract(algorithms: ModuleType, name: str) -> None:
+def test_algorithm_of_page_passes_all_contract_checks(algorithms: ModuleType, name: str) -> None:
     assert testing.check_algorithm(getattr(algorithms, name)()) == []
 
 
-@pytest.mark.parametrize("study", studies(ALGORITHMS))
-def test_a_study_with_an_own_algorithm_is_planned(algorithms: ModuleType, study: str) -> None:
+@pytest.mark.parametrize("study", list_studies(ALGORITHMS))
+def test_study_with_custom_algorithm_is_planned(algorithms: ModuleType, study: str) -> None:
     Path("params.yaml").write_text(study)
     assert len(planner.make_plan(Path("params.yaml")).runs) == 1 + 2
 
@@ -139,8 +139,8 @@ class DescendingSteps(PlainSteps):
         return gradient.descend(client, gradient(client))
 
 
-def test_settings_of_the_federation_apply_to_descend_and_not_to_the_gradient() -> None:
-    """As in the page's table."""
+def test_federation_settings_change_descend_but_not_gradient() -> None:
+    """The page's table lists these settings."""
     changes: dict[str, Any] = {
         "clip_norm": 0.001,
         "weight_decay": 0.5,

@@ -52,7 +52,7 @@ PAPERS = [
 BASELINES = ["ditto", "fedrod", "lg_fedavg", "fedlc", "apfl", "fedsam", "fedcm"]  #: of other papers
 
 
-def test_the_gallery_plans_all_algorithms_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gallery_plans_each_algorithm_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(studies.ROOT)
     plan = planner.make_plan(Path("studies/gallery.yaml"))
     assert sorted(plan.algorithms) == sorted(PAPERS + BASELINES)

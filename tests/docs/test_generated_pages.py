@@ -1,4 +1,4 @@
-"""Docstrings and settings as Markdown, and the generated pages in docs are up to date."""
+"""The Markdown of docstrings and settings, and the generated pages in docs."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class Child(Parent):
 
 
 @pytest.mark.parametrize("kind", component.COMPONENT_KINDS, ids=lambda kind: kind.plural)
-def test_the_pages_of_components_are_up_to_date(kind: component.ComponentKind) -> None:
+def test_components_page_is_up_to_date(kind: component.ComponentKind) -> None:
     assert (ROOT / f"docs/{kind.plural}.md").read_text() == pages.render_components_page(kind), "type `make docs`"
 
 
-def test_the_page_of_settings_is_up_to_date_and_has_every_key() -> None:
+def test_settings_page_is_up_to_date_and_has_every_key() -> None:
     page = (ROOT / "docs/settings.md").read_text()
     assert page == pages.render_settings_page(), "type `make docs`"
     for name, field in params.Params.model_fields.items():
@@ -65,7 +65,7 @@ def test_the_page_of_settings_is_up_to_date_and_has_every_key() -> None:
     assert [line for line in page.splitlines() if line.startswith("| `") and line.endswith("|  |")] == []
 
 
-def test_the_page_of_commands_is_up_to_date_and_has_every_option() -> None:
+def test_commands_page_is_up_to_date_and_has_every_option() -> None:
     page = (ROOT / "docs/cli.md").read_text()
     assert page == commands.render_commands_page(), "type `make docs`"
     group = get_group(app)
@@ -80,9 +80,7 @@ def test_the_page_of_commands_is_up_to_date_and_has_every_option() -> None:
     assert "--help`:" not in page
 
 
-def test_generated_files_are_written_into_a_clone_and_nowhere_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_write_docs_writes_all_pages_and_needs_docs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SettingsError, match=r"^docs: "):
         pages.write_docs()
@@ -95,7 +93,7 @@ def test_generated_files_are_written_into_a_clone_and_nowhere_else(
 
 
 @pytest.mark.parametrize("kind", component.COMPONENT_KINDS, ids=lambda kind: kind.plural)
-def test_nothing_of_the_docstrings_markup_is_left(kind: component.ComponentKind) -> None:
+def test_components_page_has_no_docstring_markup(kind: component.ComponentKind) -> None:
     page = pages.render_components_page(kind)
     assert [line[3:] for line in page.splitlines() if line.startswith("## ")] == list(registry.list_components(kind))
     for markup in ("::\n", ".. ", ":math:", "``math", "----\n", ":class:"):
@@ -103,7 +101,7 @@ def test_nothing_of_the_docstrings_markup_is_left(kind: component.ComponentKind)
     assert page.count("```") == 2 * page.count("```math")
 
 
-def test_parameters_have_their_own_and_their_parents_words() -> None:
+def test_parameter_table_has_inherited_descriptions() -> None:
     assert pages.render_parameter_table(Child, {"first", "second", "rate"}).splitlines() == [
         "| parameter | default | |",
         "|---|---|---|",
@@ -127,7 +125,7 @@ class Deviating(Component):
     """
 
 
-def test_deviations_are_a_table_of_paper_code_and_here() -> None:
+def test_deviations_table_compares_paper_code_and_fedpipe() -> None:
     assert pages.render_deviations_table(Deviating).splitlines() == [
         "| deviation | paper | authors' code | fedpipe |",
         "|---|---|---|---|",
@@ -145,7 +143,7 @@ def test_deviations_are_a_table_of_paper_code_and_here() -> None:
         ("a * b < c, ``a * b``", r"a \* b \< c, `a * b`"),
     ],
 )
-def test_running_text(text: str, markdown: str) -> None:
+def test_inline_markup_is_converted_to_markdown(text: str, markdown: str) -> None:
     assert pages.convert_inline_markup_to_markdown(text) == markdown
 
 
@@ -161,11 +159,11 @@ def test_running_text(text: str, markdown: str) -> None:
         (".. math::\n    a\n\n    b", "```math\na\nb\n```"),
     ],
 )
-def test_blocks(text: str, markdown: str) -> None:
+def test_docstring_blocks_are_converted_to_markdown(text: str, markdown: str) -> None:
     assert pages.convert_docstring_to_markdown(text) == markdown
 
 
-def test_the_picture_of_all_partition_schemes_is_current() -> None:
+def test_partition_schemes_picture_is_up_to_date() -> None:
     draw = runpy.run_path(str(ROOT / "docs/images/draw_partitions.py"))
     svg = draw["draw_partitions"]()
     assert svg == (ROOT / "docs/images/partitions.svg").read_text(), "run docs/images/draw_partitions.py"

@@ -1,4 +1,4 @@
-"""The stored outputs of examples/results.ipynb are those of a fresh execution, without noise."""
+"""The stored outputs of examples/results.ipynb match a fresh execution and have no noise."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ NOISE = {
 
 
 def list_texts(book: Any) -> Iterator[str]:
-    """List the text of each output. Pictures have the text of a figure."""
+    """Yield the text of each output. Pictures have the text of a figure."""
     for output in (output for cell in book.cells for output in cell.get("outputs", ())):
         yield output["text"] if output["output_type"] == "stream" else output["data"]["text/plain"]
 
 
-def test_outputs_are_stored_without_noise() -> None:
+def test_notebook_outputs_are_stored_without_noise() -> None:
     book = nbformat.read(NOTEBOOK, as_version=4)
     nbformat.validate(book)
     codes = [cell for cell in book.cells if cell.cell_type == "code"]
@@ -45,8 +45,8 @@ def test_outputs_are_stored_without_noise() -> None:
 
 
 @pytest.mark.slow
-def test_outputs_are_those_of_a_fresh_execution(tmp_path: Path) -> None:
-    """Execute it in a clone after its demo. Accuracies are compared if the processor is that of the stored outputs."""
+def test_notebook_outputs_match_fresh_execution(tmp_path: Path) -> None:
+    """Execute the notebook in a clone after the demo. Compare accuracies if the processor is the stored one."""
     clone = Project(studies.copy_project(tmp_path / "clone"))
     clone.run("fedpipe", "run")
     clone.run("env", f"PYTHONPATH={clone.folder}", str(BIN / "python"), "examples/execute_notebook.py")

@@ -1,4 +1,4 @@
-"""docs/outputs.md has the runs and methods of the demo, in the forms that the commands print."""
+"""docs/outputs.md has the runs and methods of the demo, in the formats that the commands print."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TITLES = [
 LABELS = [words.format_metric_label(protocol) for protocol in STUDY["evaluation"]["protocols"]]
 
 
-def test_a_rerun_has_the_runs_of_one_method() -> None:
+def test_rerun_output_has_runs_of_one_method() -> None:
     seeds = STUDY["study"]["seeds"]
     work = f"{len(seeds)} of {len(TITLES) * len(seeds)} runs to do, {len(RERUN.lines) - 2} jobs"
     assert RERUN.lines[0] == work
@@ -32,14 +32,14 @@ def test_a_rerun_has_the_runs_of_one_method() -> None:
     assert RERUN.lines[-1].startswith("fedpipe: done. ")
 
 
-def test_the_difference_is_that_of_feddw() -> None:
+def test_diff_output_shows_feddw() -> None:
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in DIFFERENCE.lines]
     assert cells[0] == ["algorithm", "metric", "HEAD", "workspace", "workspace − HEAD"]
     assert [row[:2] for row in cells[2:4]] == [["FedDW", label] for label in LABELS]
     assert cells[-1] == ["algorithm.mu", "FedDW", str(STUDY["algorithms"]["feddw"]["mu"]), "10.0"]
 
 
-def test_the_table_has_all_methods() -> None:
+def test_latex_output_has_all_methods() -> None:
     rows = [line.split(" & ") for line in TABLE.lines if line.endswith(r"\\")]
     assert rows[0] == ["algorithm", LABELS[0], rf"{LABELS[1]} \\"]
     assert [row[0] for row in rows[1:]] == TITLES

@@ -1,4 +1,4 @@
-"""The overview table of docs/algorithms.md agrees with the algorithms and their tests."""
+"""The overview table of docs/algorithms.md matches the algorithms and their tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def read_expectations(name: str, monkeypatch: pytest.MonkeyPatch) -> Expected:
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_the_numbers_that_travel_are_those_of_the_algorithms_test(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overview_traffic_matches_expectations_of_algorithm(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expectations = read_expectations(name, monkeypatch)
     parameters, formula = expectations.traffic[0]
     trial = overview.make_overview_trial(name, batch_norm=False, **expectations.parameters, **parameters)
@@ -37,8 +37,8 @@ def test_the_numbers_that_travel_are_those_of_the_algorithms_test(name: str, mon
     assert counts == expected, "without empty slots"
 
 
-def test_the_table_in_words_of_the_papers() -> None:
-    """Facts that are known without the code."""
+def test_overview_table_matches_known_facts() -> None:
+    """The facts come from the papers and other libraries, not from the code."""
     page = (ROOT / "docs/algorithms.md").read_text()
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if re.match(r"\| \[.*\]\(#", line)]
     table = {re.sub(r".*\(#(\w+)\)", r"\1", row[0]): row[1:] for row in rows}
@@ -58,7 +58,7 @@ def test_the_table_in_words_of_the_papers() -> None:
     assert table["feddw"][5] == "–"
 
 
-def test_the_peers_have_known_methods_and_commits() -> None:
+def test_other_libraries_have_known_methods_and_commits() -> None:
     for peer in overview.read_methods_of_other_libraries().values():
         assert set(peer["methods"]) <= set(ALGORITHMS)
         assert peer["methods"] == sorted(set(peer["methods"]))

@@ -42,7 +42,7 @@ def read_intervals(paper: str, preset: str) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("claim", CLAIMS)
-def test_the_verdicts_have_the_stored_numbers(claim: str) -> None:
+def test_verdicts_of_papers_page_match_stored_numbers(claim: str) -> None:
     (line,) = [line for line in read("docs/papers.md").splitlines() if line.startswith(f"| {claim}")]
     paper_text, measured_text = line.split(" | ")[1:3]
     differences = compute_differences(*CLAIMS[claim])
@@ -54,7 +54,7 @@ def test_the_verdicts_have_the_stored_numbers(claim: str) -> None:
         numbers, rounded_values = parse_numbers(text), [round(value, 1) for value in values]
         assert set(numbers) <= set(rounded_values)
         assert {min(rounded_values), max(rounded_values)} <= set(numbers)
-        assert " to " in text or set(numbers) == set(rounded_values), "without a range, all differences are named"
+        assert " to " in text or set(numbers) == set(rounded_values), "without a range, the text lists all differences"
     intervals = read_intervals(CLAIMS[claim][0], CLAIMS[claim][-1])
     for numbers in map(parse_numbers, re.findall(r"[+−]\d+\.\d+ \[[^\]]*\]", measured_text)):
         assert any(numbers == pytest.approx(interval, abs=0.051) for interval in intervals), numbers

@@ -37,18 +37,18 @@ def caches(offline: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
 
 
-def call(*arguments: str) -> str:
+def run_command(*arguments: str) -> str:
     result = CliRunner().invoke(app.app, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
 
 
-def test_the_study_has_ten_lines() -> None:
+def test_study_of_pretrained_page_has_ten_lines() -> None:
     study = next(block for block in blocks(PAGE) if block.language == "yaml")
     assert len(study.lines) == 10
 
 
-def test_named_clients_train_matrices_of_a_transformer() -> None:
+def test_lora_study_sends_low_rank_matrices_and_shared_head() -> None:
     import datasets
 
     pixels = np.random.default_rng(0).integers(0, 256, (100, 28, 28), dtype=np.uint8)
@@ -67,11 +67,11 @@ def test_named_clients_train_matrices_of_a_transformer() -> None:
         "federation": STUDY["federation"] | {"clients": WRITERS, "participation": 0.5, "rounds": 1},
     }
     studies.write(study, Path())
-    output = call("download")
+    output = run_command("download")
     assert "params.yaml now contains dataset.sha256" in output
     assert "params.yaml now contains model.sha256" in output
     plan = studies.prepare(yaml.safe_load(Path("params.yaml").read_text()))
-    assert "f003" in call("partition", "--preview")
+    assert "f003" in run_command("partition", "--preview")
     matrices = 6 * (8 * 64 + 192 * 8)
     for run, head in zip(studies.open_runs(plan), (64 * 3 + 3, 0), strict=True):  # FedPer's clients keep the head
         list(run.run_segment(1))
@@ -82,14 +82,14 @@ def test_named_clients_train_matrices_of_a_transformer() -> None:
     assert network(torch.zeros(2, 1, 32, 32)).shape == (2, 3)
 
 
-def test_the_weights_of_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchvision_study_uses_downloaded_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     path, tensors = published.write_torchvision_weights("resnet18", Path("publisher"))
     np.savez("images.npz", x=np.zeros((20, 3, 32, 32), np.uint8), y=np.arange(20) % 2)
     study: dict[str, Any] = studies.settings(rounds=1, dataset={"name": "npz", "path": "images.npz", "split": "pooled"})
     with published.serve(Path("publisher")) as address:
         published.publish(monkeypatch, f"{address}/{path.name}")
         studies.write(study | TORCHVISION, Path())
-        call("download")
+        run_command("download")
     model = planner.loader.read_params(Path("params.yaml"))["model"]
     network = Torchvision(**{key: value for key, value in model.items() if key != "name"}).build((3, 32, 32), 2)
     assert torch.equal(network.body.state_dict()["conv1.weight"], tensors["conv1.weight"])

@@ -38,7 +38,7 @@ ENGINE_NAMES = {
 
 
 def list_public_names(owner: type) -> set[str]:
-    """The public names of a class and its fields, without those of its bases."""
+    """Return the public names of a class and its fields, without those of its bases."""
     annotated = set(inspect.get_annotations(owner))
     return {name for name in {*vars(owner), *annotated} if not name.startswith("_")} - ENGINE_NAMES.get(owner, set())
 
@@ -46,11 +46,11 @@ def list_public_names(owner: type) -> set[str]:
 @pytest.mark.parametrize(
     "owner", [Results, Algorithm, FunctionalNetwork, Tensors, Batch, ClientInfo, callbacks.Callback, callbacks.RunInfo]
 )
-def test_every_public_name_is_listed(owner: type) -> None:
+def test_python_page_lists_every_public_name(owner: type) -> None:
     assert list_public_names(owner) - LISTED_NAMES - {"plan", "folder"} == set()
 
 
-def test_every_attribute_of_a_network_on_the_page_exists() -> None:
+def test_network_attributes_of_python_page_exist() -> None:
     net = FunctionalNetwork(lambda: Network(nn.Flatten(), nn.Linear(4, 2)))
     section = re.search(r"`self\.net` is the network.*?(?=\n### )", PAGE, flags=re.S)
     assert section
@@ -68,7 +68,7 @@ SIGNATURES: dict[str, Any] = {
 }
 
 
-def test_signatures_are_those_of_the_code() -> None:
+def test_signatures_of_python_page_match_code() -> None:
     checked = set()
     for text in CODE:
         call = re.fullmatch(r"(\w+)\((.*)\)", text)
@@ -78,7 +78,7 @@ def test_signatures_are_those_of_the_code() -> None:
         names = [parameter.name for parameter in real][1:]
         arguments = [re.split("[=:]", part.strip().lstrip("*"))[0] for part in call[2].split(",")]
         if call[1] == "model" and arguments == ["tensors"]:
-            continue  # the network's
+            continue  # the network's method
         assert [name for name in arguments if name] == names, text
         checked.add(call[1])
     assert {
@@ -94,7 +94,7 @@ def test_signatures_are_those_of_the_code() -> None:
     } <= checked
 
 
-def test_passes_have_the_fields_that_the_page_lists() -> None:
+def test_pass_fields_match_python_page() -> None:
     assert [field.name for field in dataclasses.fields(Measure)][:2] == ["sums", "then"]
     assert [field.name for field in dataclasses.fields(Update)] == ["then"]
     assert next(iter(dataclasses.fields(Train))).name == "loss"

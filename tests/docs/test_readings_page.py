@@ -1,4 +1,4 @@
-"""The page of readings agrees with the stored runs of its studies."""
+"""docs/readings.md matches the stored runs of its studies."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def program(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.slow  # it plans all readings
-def test_the_tables_are_those_of_the_stored_runs(program: ModuleType) -> None:
+def test_readings_tables_match_stored_runs(program: ModuleType) -> None:
     page = program.PAGE.read_text()
     assert program.write_tables(page) == page, "run python benchmarks/readings.py"
 
 
-def test_a_reading_is_shown_with_published_numbers_and_its_commits(
+def test_readings_table_shows_published_numbers_and_commits(
     program: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -81,7 +81,7 @@ def test_a_reading_is_shown_with_published_numbers_and_its_commits(
     )
     RunStore(READING, [run]).write()
     page = program.write_tables("# Readings\n")
-    assert page == program.write_tables(page), "the second time it replaces the table"
+    assert page == program.write_tables(page), "the second call replaces the table"
     assert page.splitlines() == [
         "# Readings",
         "",
@@ -104,7 +104,7 @@ def test_a_reading_is_shown_with_published_numbers_and_its_commits(
         program.write_tables(page)
 
 
-def test_the_program_for_feddws_gradients_prints_two_norms_for_each_participant(
+def test_feddw_gradient_program_prints_two_norms_per_participant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -61,18 +61,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     Path("data").mkdir()
     np.savez("data/cells.npz", x_train=x[:600], y_train=y[:600], x_test=x[600:], y_test=y[600:])
     yield tmp_path
-    sys.modules.pop("own", None)  # other tests have their own
+    sys.modules.pop("own", None)  # other tests import another own.py
 
 
-def fedpipe(*arguments: str) -> str:
+def run_fedpipe(*arguments: str) -> str:
     """Run a command in this process. Return its output."""
     result = CliRunner().invoke(app.app, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
 
 
-def test_languages_are_known() -> None:
-    """So that the tests below include all examples."""
+def test_code_blocks_have_known_languages() -> None:
+    """Tests below select examples by language, so a new language would be skipped."""
     assert {block.language for block in blocks("README.md")} == {"", "yaml", "python", "bibtex"}
     assert {block.language for block in blocks("docs/custom-data.md")} == {"yaml"}
     assert {block.language for block in blocks("docs/architecture.md")} == {"", "mermaid"}
@@ -88,38 +88,38 @@ def test_languages_are_known() -> None:
 
 
 @pytest.mark.parametrize("block", STUDIES, ids=lambda block: block.section)
-def test_every_study_is_planned_as_written(folder: Path, block: Any) -> None:
+def test_study_of_page_is_planned_as_written(folder: Path, block: Any) -> None:
     Path("params.yaml").write_text(block.text)
     study = yaml.safe_load(block.text)
     if "path" in study.get("dataset", {}):
-        fedpipe("download")
+        run_fedpipe("download")
         declared = Path("params.yaml").read_text()
-        assert re.sub(r"  sha256: [0-9a-f]{64}\n", "", declared) == block.text, "it only adds the SHA-256"
-    planned = [line.split()[0] for line in fedpipe("plan", "--dry-run").splitlines()]
+        assert re.sub(r"  sha256: [0-9a-f]{64}\n", "", declared) == block.text, "the command adds only the SHA-256"
+    planned = [line.split()[0] for line in run_fedpipe("plan", "--dry-run").splitlines()]
     assert list(dict.fromkeys(planned)) == study.get("study", {}).get("algorithms", ["fedavg"])
     if "algorithms.feddw.mu" in study.get("study", {}).get("grid", {}):
         assert planned.count("fedavg") == 5 * 2, "mu does not multiply FedAvg's runs"
         assert planned.count("feddw") == 5 * 2 * 2
 
 
-def test_a_method_without_an_entry_is_the_one_with_an_empty_entry(folder: Path) -> None:
+def test_method_without_entry_equals_method_with_empty_entry(folder: Path) -> None:
     Path("params.yaml").write_text("study: {algorithms: [fedavg, feddw]}\n")
-    bare = fedpipe("plan", "--dry-run")
+    bare = run_fedpipe("plan", "--dry-run")
     Path("params.yaml").write_text("algorithms: {fedavg: {}, feddw: {}}\nstudy: {algorithms: [fedavg, feddw]}\n")
-    assert fedpipe("plan", "--dry-run") == bare
+    assert run_fedpipe("plan", "--dry-run") == bare
     assert len(bare.splitlines()) == 2
 
 
 # -- tables and numbers ------------------------------------------------------------------------------------------------
 
 
-def source(algorithm: str) -> str:
-    """The source of an algorithm in its docstring."""
+def read_source(algorithm: str) -> str:
+    """Return the source of an algorithm from its docstring."""
     documented = inspect.getdoc(registry.find_component(component.ALGORITHM, algorithm)) or ""
     return " ".join(documented.partition("\nSource: ")[2].split())
 
 
-def test_all_algorithms_are_listed_and_have_a_source() -> None:
+def test_readme_lists_all_algorithms_and_each_has_source() -> None:
     section = read("README.md").partition("\n## Algorithms\n")[2].partition("\n## ")[0]
     listed = [name for line in re.findall(r"^- \*\*.*:\*\* (.*)$", section, flags=re.M) for name in line.split(", ")]
     titles = [get_title(name) for name in ALGORITHMS]
@@ -127,17 +127,17 @@ def test_all_algorithms_are_listed_and_have_a_source() -> None:
     assert f"[{len(ALGORITHMS)} algorithms](#algorithms)" in read("README.md")
     assert f"| methods | {len(ALGORITHMS)} |" in read("README.md")
     for name in set(ALGORITHMS) - {"local"}:
-        paper = source(name)
+        paper = read_source(name)
         assert re.match(r"[A-Z][\w ,]+(et al\.|and \w+), \S.* 20[12]\d", paper), f"{name}: {paper[:200]}"
 
 
 def get_title(algorithm: str) -> str:
-    """The name of an algorithm in tables."""
+    """Return the name of an algorithm in tables."""
     return methods.get_algorithm_display_name(registry.build_component(component.ALGORITHM, algorithm, {}))
 
 
-def test_the_table_is_that_of_the_demo() -> None:
-    """Its methods, columns and bytes. `make demo` prints the numbers, which depend on the processor."""
+def test_readme_table_has_methods_and_columns_of_demo() -> None:
+    """Accuracies depend on the processor, so the test checks only their format. `make demo` prints them."""
     lines = [line.strip("| ").split(" | ") for line in read("README.md").splitlines() if "±" in line or "(pers" in line]
     study = yaml.safe_load(read("params.yaml"))
     assert lines[0] == [
@@ -149,57 +149,57 @@ def test_the_table_is_that_of_the_demo() -> None:
     assert all(re.fullmatch(r"\d\d\.\d\d ± \d\.\d\d|–", cell) for cells in lines[1:] for cell in cells[1:3])
 
 
-def test_the_picture_has_all_runs_of_the_demo() -> None:
+def test_overview_picture_has_all_runs_of_demo() -> None:
     study = yaml.safe_load(read("params.yaml"))["study"]
     picture = ElementTree.fromstring(read("docs/images/overview.svg"))
     texts = ["".join(text.itertext()) for text in picture.iter(f"{SVG}text")]
     titles = [get_title(label) for label in study["algorithms"]]
-    assert all(texts.count(title) >= 2 for title in titles), "next to its runs and in the table"
+    assert all(texts.count(title) >= 2 for title in titles), "each title is next to the runs and in the table"
     runs = [box for box in picture.iter(f"{SVG}rect") if box.get("width") == "48"]
     assert len(runs) == len(titles) * len(study["seeds"])
     assert sum(box.get("class") == "run" for box in runs) == len(study["seeds"])
     assert "prefers-color-scheme: dark" in read("docs/images/overview.svg")
 
 
-def test_the_readme_is_short() -> None:
+def test_readme_has_at_most_160_lines() -> None:
     assert len(read("README.md").splitlines()) <= 160
 
 
-def rows(page: str, heading: str) -> list[list[str]]:
-    """The cells of the table below a heading of a page, without its head."""
+def read_table(page: str, heading: str) -> list[list[str]]:
+    """Return the cells of the table below a heading of a page, without the header."""
     section = read(page).partition(f"{heading}\n")[2].partition("\n## ")[0]
     return [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| `")]
 
 
-def names(cell: str) -> list[str]:
+def find_names(cell: str) -> list[str]:
     return re.findall(r"`([\w-]+)`", cell)
 
 
-def test_the_table_of_data_sets_is_that_of_the_code() -> None:
-    """Their sizes and shapes, and models that take them."""
-    table = rows("docs/custom-data.md", "\n## Published data sets")
-    documented_names = [name for cells in table for name in names(cells[0])]
+def test_data_sets_table_matches_code() -> None:
+    """The table also lists models that accept the data sets."""
+    table = read_table("docs/custom-data.md", "\n## Published data sets")
+    documented_names = [name for cells in table for name in find_names(cells[0])]
     assert sorted([*documented_names, dataset.GENERATED_DATASET]) == list(registry.list_components(component.DATASET))
     for datasets, samples, models in table[:-1]:
         size, shape = re.fullmatch(r"([\d,]+) (?:of ([\d×]+)|[a-z]+)", samples).groups()  # type: ignore[union-attr]
-        for name in names(datasets):
+        for name in find_names(datasets):
             facts = parser.parse_dataset({"name": name}).dataset_info
             assert facts.size == int(size.replace(",", ""))
             assert shape is None or facts.shape == tuple(map(int, shape.split("×")))
-            assert names(models)
-            for model in names(models):
+            assert find_names(models)
+            for model in find_names(models):
                 registry.parse_component(component.MODEL, {"name": model}).check(facts.shape, facts.classes)  # type: ignore[attr-defined]
     assert table[-1][1] == "your own"
 
 
-def test_the_table_of_diagnostics_is_that_of_the_code() -> None:
-    table = dict(rows("docs/diagnostics.md", "\n## Kinds"))
+def test_diagnostics_table_matches_code() -> None:
+    table = dict(read_table("docs/diagnostics.md", "\n## Kinds"))
     assert {kind.strip("`") for kind in table} == set(diagnostics.DIAGNOSTIC_KINDS)
     models = get_args(get_args(diagnostics.HeadNorms.model_fields["models"].annotation)[0])
-    assert set(models) <= set(names(table["`head-norms`"]))
+    assert set(models) <= set(find_names(table["`head-norms`"]))
 
 
-def test_the_protocols_are_those_of_the_code() -> None:
+def test_protocols_page_matches_code() -> None:
     text = read("docs/protocols.md").partition("Protocols are named MODEL-on-TEST.")[2].partition("\n## ")[0]
     models = set(re.findall(r"^- `(\w+)`: ", text, flags=re.M))
     tests = text.partition("The test set is ")[2]
@@ -209,11 +209,11 @@ def test_the_protocols_are_those_of_the_code() -> None:
     assert {protocol for protocol in protocols if protocol.endswith("-on-train")} == set(
         re.findall(r"`(\w+-on-train)`", tests)
     )
-    assert {"global", "local", "validation"} <= set(names(tests))
+    assert {"global", "local", "validation"} <= set(find_names(tests))
 
 
-def test_the_cpu_installation_leaves_out_what_pytorchs_cuda_build_alone_needs() -> None:
-    """With the page's pattern: only torch and omitted packages need the omitted packages."""
+def test_cpu_installation_omits_only_packages_of_cuda_build() -> None:
+    """Only torch and omitted packages need the packages that the page's pattern omits."""
     (line,) = [line for line in commands("docs/install.md") if "requirements.lock" in line]
     pattern = line.partition("grep -vE '")[2].partition("'")[0]
     locked = re.findall(r"^([\w.-]+)==(\S+)", read("requirements.lock"), flags=re.M)
@@ -241,7 +241,7 @@ def check_command(command: list[str]) -> None:
 
 
 @pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md"])
-def test_every_fedpipe_command_that_a_page_names_is_there(page: str) -> None:
+def test_fedpipe_commands_of_page_exist(page: str) -> None:
     lines = [line for line in commands(page) if line.startswith("fedpipe ")] if page in PAGES else []
     for line in [*lines, *inline(page, "fedpipe")]:
         arguments = shlex.split(line)[1:]
@@ -252,8 +252,8 @@ def test_every_fedpipe_command_that_a_page_names_is_there(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md"])
-def test_every_link_leads_somewhere(page: str) -> None:
-    def anchors(text: str) -> set[str]:
+def test_links_of_page_are_valid(page: str) -> None:
+    def find_anchors(text: str) -> set[str]:
         headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), flags=re.M)
         return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -263,10 +263,10 @@ def test_every_link_leads_somewhere(page: str) -> None:
         path, _, anchor = target.partition("#")
         file = (ROOT / page).parent / path if path else ROOT / page
         assert file.exists(), target
-        assert not anchor or anchor in anchors(file.read_text()), target
+        assert not anchor or anchor in find_anchors(file.read_text()), target
 
 
-def test_what_lies_where_lies_there() -> None:
+def test_files_and_folders_of_architecture_page_exist() -> None:
     listings = [block for block in blocks("docs/architecture.md") if block.section == "Files and folders"]
     assert len(listings) == 1
     entries = [re.split(r"\s{2,}", line)[0] for block in listings for line in block.lines if not line.startswith(" ")]
@@ -282,5 +282,5 @@ def test_paths_in_contributing_exist() -> None:
     for path in re.findall(r"`((?:fedpipe|tests|workflow)/[\w/.]+)`", read("CONTRIBUTING.md")):
         assert (ROOT / path).exists() or path in written, path
     assert not any((studies.ROOT / path).exists() for path in written), (
-        "an example has the path of a file of the project"
+        "a file of the project has the path of an example"
     )

@@ -1,4 +1,4 @@
-"""The documentation as a site, with the command of `make docs-site`: it has all pages, and all links are valid."""
+"""The site that `make docs-site` builds from the documentation has all pages and valid links."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests import small_studies as studies
 pytestmark = pytest.mark.slow
 
 
-def build(folder: Path, site: Path) -> subprocess.CompletedProcess[str]:
+def build_site(folder: Path, site: Path) -> subprocess.CompletedProcess[str]:
     """Run the command of the Makefile with another folder for the site."""
     recipe = re.search(r"^docs-site: setup\n\t(.*) site$", (folder / "Makefile").read_text(), flags=re.M)
     assert recipe
@@ -23,7 +23,7 @@ def build(folder: Path, site: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
-def test_the_index_of_the_docs_names_each_page_and_its_links_lead_to_headings() -> None:
+def test_docs_index_links_to_all_pages_and_valid_headings() -> None:
     """Sphinx does not build docs/README.md, because the site has its own table of contents."""
     docs = studies.ROOT / "docs"
     links = re.findall(r"\]\(([^)#]+)(?:#([^)]+))?\)", (docs / "README.md").read_text())
@@ -34,9 +34,9 @@ def test_the_index_of_the_docs_names_each_page_and_its_links_lead_to_headings() 
         assert not anchor or anchor in anchors, f"{name}#{anchor}"
 
 
-def test_the_site_has_all_pages_and_a_link_that_leads_nowhere_fails(tmp_path: Path) -> None:
+def test_site_has_all_pages_and_rejects_broken_links(tmp_path: Path) -> None:
     folder = studies.copy_project(tmp_path / "clone")
-    result = build(folder, tmp_path / "site")
+    result = build_site(folder, tmp_path / "site")
     assert (result.returncode, result.stderr) == (0, "")
     first = (tmp_path / "site/index.html").read_text()
     for page in set((folder / "docs").glob("*.md")) - {folder / "docs/README.md"}:
@@ -58,7 +58,7 @@ def test_the_site_has_all_pages_and_a_link_that_leads_nowhere_fails(tmp_path: Pa
 
     page = folder / "docs/studies.md"
     page.write_text(page.read_text() + "\n[no such page](none.md), [no such part](dvc.md#none)\n")
-    broken = build(folder, tmp_path / "site")
+    broken = build_site(folder, tmp_path / "site")
     assert broken.returncode == 1
     assert "none.md" in broken.stderr
     assert "dvc.md#none" in broken.stderr or "'none'" in broken.stderr

@@ -14,7 +14,7 @@ STUDIES = [block for block in blocks("docs/studies.md") if block.language == "ya
 
 
 @pytest.mark.parametrize("block", STUDIES, ids=[f"block-{number}" for number in range(len(STUDIES))])
-def test_a_study_of_the_page_is_planned(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_study_of_studies_page_is_planned(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     Path("params.yaml").write_text(block.text)

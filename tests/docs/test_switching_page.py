@@ -15,7 +15,7 @@ from tests.docs.page_blocks import read
 
 
 def read_rows() -> list[tuple[str, list[str]]]:
-    """First cell, and the code in the last cell, of each row of the page's tables."""
+    """Return the first cell, and the code in the last cell, of each row of the page's tables."""
     rows = re.findall(r"^\| (.+?) \| (.+) \|$", read("docs/switching.md"), flags=re.M)
     return [(first, re.findall(r"`([^`]+)`", last)) for first, last in rows if first not in ("PFLlib", "Flower")]
 
@@ -25,7 +25,7 @@ CODES = [code for _, codes in ROWS for code in codes]
 
 
 def find_setting(path: str) -> dict[str, Any]:
-    """The schema of a key such as federation.server.optimizer."""
+    """Return the schema of a key such as federation.server.optimizer."""
     schema = build_json_schema()
     definitions, node = schema["$defs"], schema
     for part in path.split("."):
@@ -42,25 +42,25 @@ HOOKS = [code for code in CODES if re.fullmatch(r"[a-z_]+", code)]
 
 
 @pytest.mark.parametrize("path", sorted(set(SETTINGS)))
-def test_a_setting_exists(path: str) -> None:
+def test_setting_of_switching_page_exists(path: str) -> None:
     assert find_setting(path)
 
 
 @pytest.mark.parametrize("match", [m for m in METHODS if m[1] not in ("dataset", "partition", "model", "study")])
-def test_a_parameter_exists(match: re.Match[str]) -> None:
+def test_parameter_of_switching_page_exists(match: re.Match[str]) -> None:
     algorithm = registry.find_component(component.ALGORITHM, match[1])
     names = {field.name for field in dataclasses.fields(algorithm)}
     assert {name.partition(":")[0] for name in match[2].split(", ")} <= names
 
 
 @pytest.mark.parametrize(("kind", "section", "key"), [("PARTITION", "partition", "scheme"), ("MODEL", "model", "name")])
-def test_a_component_exists(kind: str, section: str, key: str) -> None:
+def test_component_of_switching_page_exists(kind: str, section: str, key: str) -> None:
     values = re.findall(rf"{section}: \{{{key}: ([\w-]+)", "\n".join(CODES))
     assert values
     assert set(values) <= set(registry.list_components(getattr(component, kind)))
 
 
-def test_a_hook_or_an_algorithm_exists() -> None:
+def test_hooks_and_algorithms_of_switching_page_exist() -> None:
     others = {"layers", "execution"}  # a parameter and a section
     assert len(HOOKS) > 20
     assert set(HOOKS) - others <= set(dir(Algorithm)) | set(registry.list_components(component.ALGORITHM))

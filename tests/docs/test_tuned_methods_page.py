@@ -1,4 +1,4 @@
-"""The page of tuned methods agrees with its stored numbers and its study."""
+"""docs/tuned-methods.md matches its stored numbers and its study."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def program(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("tuned_methods")
 
 
-def test_the_tables_are_those_of_the_stored_numbers(program: ModuleType) -> None:
+def test_tuned_methods_tables_match_stored_numbers(program: ModuleType) -> None:
     page = program.PAGE.read_text()
     assert program.write_tables(page, pd.read_csv(program.NUMBERS)) == page, "run python benchmarks/tuned_methods.py"
 
 
-def test_there_is_a_run_of_each_method_seed_and_setting(program: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_numbers_cover_each_method_seed_and_tuning(program: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     plan, numbers = planner.make_plan(program.STUDY.relative_to(ROOT)), pd.read_csv(program.NUMBERS)
     expected = {
@@ -43,10 +43,9 @@ def test_there_is_a_run_of_each_method_seed_and_setting(program: ModuleType, mon
     assert {name for name in seen_labels if numbers["algorithm"].eq(name).any()} == seen_labels
 
 
-def test_the_program_reads_the_results_of_a_search(
+def test_accuracy_table_shows_ranks_and_differences(
     program: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The ranks and differences of a table of two methods."""
     rows = [
         {"algorithm": name, "method": name.upper(), "tuning": tuning, "seed": seed, "accuracy": accuracy + seed}
         for name, tuning, accuracy in [

@@ -1,4 +1,4 @@
-"""What a GPU needs of a step, proved on a CPU: nothing of it is on the host, and its recording gives the same bits."""
+"""Steps for GPUs, tested on a CPU. No operation uses the host, and recorded steps have the bits of plain steps."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ from fedpipe.testing.trial import CLASSES
 from tests import small_studies as studies
 
 LAUNCHES = Path(__file__).with_name("launches.csv")
-SIZES = (9, 5, 5)  #: in batches of 4: two steps at a width of 3, then one of a client alone
+SIZES = (9, 5, 5)  #: in batches of 4: two steps with 3 clients, then one step with 1 client
 NAMES = registry.list_components(component.ALGORITHM)
 DW = sorted(set(NAMES) - {"feddw", "fednh"})  #: these two define the classification layer themselves
 
-#: Operations that launch nothing: they give another shape of the same memory, or pick one of several results.
+#: Operations that launch no kernel, because they return a view or select one of several results.
 VIEWS = {
     *("alias", "as_strided", "detach", "diagonal", "expand", "getitem", "permute", "select", "slice", "split"),
     *("split_with_sizes", "squeeze", "t", "transpose", "unbind", "unfold", "unsqueeze", "view", "_unsafe_view"),
 }
 
 
-def build(name, **parameters):
+def build_algorithm(name, **parameters):
     parameters |= {"epsilon": 0.1} if name == "feddual" else {}
     return registry.build_component(component.ALGORITHM, name, parameters)
 
 
 def list_operations(graph):
-    """Its operations by name."""
+    """List the operations of a graph with their names."""
     return [(node.target.__name__.partition(".")[0], node) for node in graph.graph.nodes if node.op == "call_function"]
 
 
@@ -56,7 +56,7 @@ def count_launches(graph):
 
 
 def assert_operations_on_device(graph):
-    """No operation reads the device, makes a tensor of numbers of the host, or copies from one device to another."""
+    """Require that no operation reads from the device, creates a tensor from host values, or copies between devices."""
     for name, node in list_operations(graph):
         assert name not in {"_local_scalar_dense", "lift_fresh_copy", "item", "nonzero", "masked_select"}, node
         if name in {"_to_copy", "copy_"}:
@@ -70,7 +70,7 @@ def assert_operations_on_device(graph):
 
 
 def start_stack(trial, ids):
-    """A stack of all clients as it begins, in a job that trains some of them."""
+    """Build the initial state of a stack of all clients, in a job that trains some of them."""
     algorithm, clients, number = trial.algorithm, trial.clients, trial.rounds + 1
     stack_clients = schedule.group_clients_into_stacks(clients.sizes, range(len(clients)), len(clients))[0]
     local_clients = [client for client in stack_clients if client in ids]
@@ -96,12 +96,12 @@ def move_clients(clients, device):
 
 
 def replace_nans(tree):
-    """A state in which nothing known yet, a NaN, is equal to itself."""
+    """Replace each NaN, which marks an unknown value, by a number that equals itself."""
     return pytree.tree_map(lambda value: value.nan_to_num(-1e30) if value.is_floating_point() else value, tree)
 
 
 def count_pass_launches(trial, assert_same):
-    """Require that all passes of training are on the device and repeat bit by bit. Return their numbers of launches."""
+    """Require that all training passes are on the device and repeat bit for bit. Return their numbers of launches."""
     counts = {}
     with torch.no_grad():
         stack_run, state = start_stack(trial, [0, 1])
@@ -157,33 +157,37 @@ def read_launch_table():
 
 
 @pytest.mark.parametrize("name", studies.mark_others_slow(NAMES))
-def test_every_pass_stays_on_the_device_and_launches_no_more_than_the_table_says(trial, assert_same, name):
-    """`launches.csv` has a line a pass: what is more is slower on a GPU, what is less belongs there."""
-    counts, table = count_pass_launches(trial(build(name)).run(1), assert_same), read_launch_table().get(name, {})
+def test_passes_stay_on_device_and_launch_at_most_listed_kernels(trial, assert_same, name):
+    """`launches.csv` has one line per pass. More launches are slower on a GPU. Update the table if there are fewer."""
+    counts, table = (
+        count_pass_launches(trial(build_algorithm(name)).run(1), assert_same),
+        read_launch_table().get(name, {}),
+    )
     assert counts.keys() == table.keys()
     assert {name: count for name, count in counts.items() if count > table[name]} == {}
 
 
-def test_the_table_names_every_algorithm_that_has_such_passes():
+def test_launch_table_covers_all_algorithms():
     assert set(read_launch_table()) == set(NAMES)
     assert read_launch_table()["fedavg"]["train 0"] <= 90
 
 
 def build_biasless_network():
-    """A network whose head has no bias, as DW wants it."""
+    """Build a network whose head has no bias, because DW requires it."""
     return Network(nn.Sequential(nn.Linear(5, 6), nn.ReLU()), nn.Linear(6, CLASSES, bias=False))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [name for name in DW if name == "fedavg" or {"step", "local_passes"} & vars(type(build(name))).keys()]
+    "name",
+    [name for name in DW if name == "fedavg" or {"step", "local_passes"} & vars(type(build_algorithm(name))).keys()],
 )
-def test_passes_with_dw_stay_on_the_device(trial, assert_same, name):
-    count_pass_launches(trial(build(name, dw={"mu": 0.7}), build_biasless_network, (5,)).run(1), assert_same)
+def test_passes_with_dw_stay_on_device(trial, assert_same, name):
+    count_pass_launches(trial(build_algorithm(name, dw={"mu": 0.7}), build_biasless_network, (5,)).run(1), assert_same)
 
 
 def build_layered_network():
-    """A network with everything that is a layer's own in training."""
+    """Build a network with layers that behave differently in training and evaluation."""
     body = nn.Sequential(
         *(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout2d(0.5), nn.Flatten()),
         *(nn.Linear(64, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.5)),
@@ -204,12 +208,12 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: "-".join(settings))
-def test_layers_transforms_and_optimizers_stay_on_the_device(trial, assert_same, settings):
+def test_layers_transforms_and_optimizers_stay_on_device(trial, assert_same, settings):
     count_pass_launches(trial(FedAvg(), **settings).run(1), assert_same)
 
 
 class Tracer:
-    """Records steps as lists of operations, which a replay goes through without any code of an algorithm."""
+    """Records steps as lists of operations. A replay runs these operations without any code of the algorithm."""
 
     def __init__(self):
         self.captures, self.replays = 0, 0
@@ -225,7 +229,7 @@ class Tracer:
 
 
 def record_steps(recording_trial, width=3):
-    """The same trial whose steps are recorded."""
+    """Record the steps of a trial. Return the trial and the tracer."""
     tracer = Tracer()
     recording_trial.executor = StackExecutor(recording_trial.algorithm, recording_trial.clients, width, backend=tracer)
     return recording_trial, tracer
@@ -248,10 +252,10 @@ RECORDED = [
 
 
 @pytest.mark.parametrize(("name", "settings"), RECORDED, ids=lambda value: value if isinstance(value, str) else None)
-def test_recorded_steps_give_the_bits_of_those_run_one_by_one(trial, assert_same, capsys, name, settings):
-    recording_trial, tracer = record_steps(trial(build(name), **settings))
+def test_recorded_and_plain_steps_have_equal_bits(trial, assert_same, capsys, name, settings):
+    recording_trial, tracer = record_steps(trial(build_algorithm(name), **settings))
     plain, recorded_trial = (
-        trial(build(name), **settings).run(2, tests=("local",)),
+        trial(build_algorithm(name), **settings).run(2, tests=("local",)),
         recording_trial.run(2, tests=("local",)),
     )
     assert_same(list_results(recorded_trial.outcomes), list_results(plain.outcomes))
@@ -259,28 +263,28 @@ def test_recorded_steps_give_the_bits_of_those_run_one_by_one(trial, assert_same
     step_count = tracer.captures
     assert 0 < step_count < tracer.replays
     assert_same(list_results(recording_trial.run(1).outcomes), list_results(plain.run(1).outcomes))
-    assert tracer.captures == step_count, "a round of the same shape records nothing"
+    assert tracer.captures == step_count, "a round of the same shape must record nothing"
     assert_same(list_results(recording_trial.train([0, 1])), list_results(plain.train([0, 1])))
     assert capsys.readouterr().err == ""
 
 
-def test_a_pass_with_a_condition_runs_step_by_step(trial, assert_same):
-    """FedALA's weights are learned until they converge, which the CPU checks before each epoch."""
-    recording_trial, tracer = record_steps(trial(build("fedala")).run(1))
-    plain = trial(build("fedala")).run(1)
+def test_conditional_pass_in_recorded_training_equals_plain_training(trial, assert_same):
+    """FedALA trains its weights until they converge. The CPU checks this condition before each epoch."""
+    recording_trial, tracer = record_steps(trial(build_algorithm("fedala")).run(1))
+    plain = trial(build_algorithm("fedala")).run(1)
     assert_same(list_results(recording_trial.train()), list_results(plain.train()))
-    assert tracer.captures > 0, "its local training has no condition"
+    assert tracer.captures > 0, "FedALA's local training has no condition"
 
 
-def test_what_cant_be_recorded_runs_step_by_step_and_says_so_once(trial, assert_same, capsys):
-    """As on a GPU, where recording fails at whatever the host would have to wait for."""
+def test_failed_recording_falls_back_to_plain_steps_and_warns_once(trial, assert_same, capsys):
+    """On a GPU, recording fails if the host must wait for a result."""
 
-    def refuse_capture(advance, buffers):
+    def raise_capture_error(advance, buffers):
         raise RuntimeError("operation not permitted when stream is capturing\nmore of it")
 
     recording_trial = trial(FedAvg())
     recording_trial.executor = StackExecutor(
-        recording_trial.algorithm, recording_trial.clients, 3, backend=refuse_capture
+        recording_trial.algorithm, recording_trial.clients, 3, backend=raise_capture_error
     )
     assert_same(list_results(recording_trial.run(2).outcomes), list_results(trial(FedAvg()).run(2).outcomes))
     (message,) = capsys.readouterr().err.splitlines()

@@ -8,7 +8,7 @@ def clients(make_clients):
     return make_clients()
 
 
-def test_facts_are_the_training_datas(clients):
+def test_client_info_describes_training_data(clients):
     info = clients.get_client_info(2, round_number=7, is_first=torch.ones(()))
     assert info.size.item() == 9
     assert info.class_counts.tolist() == [3, 0, 3, 3]
@@ -17,7 +17,7 @@ def test_facts_are_the_training_datas(clients):
     assert info.noise_key.dtype == torch.int64
 
 
-def test_facts_of_several_clients_have_a_first_axis(clients):
+def test_client_info_of_several_clients_has_leading_axis(clients):
     info = clients.get_client_info([2, 0], round_number=1, is_first=torch.tensor([0, 1]))
     assert info.size.tolist() == [9, 1]
     assert info.class_counts.tolist() == [[3, 0, 3, 3], [1, 0, 0, 0]]
@@ -25,13 +25,13 @@ def test_facts_of_several_clients_have_a_first_axis(clients):
     assert info.is_first.tolist() == [0, 1]
 
 
-def test_an_epoch_is_a_permutation_of_the_clients_samples(clients):
+def test_epoch_order_is_permutation_of_client_samples(clients):
     order = clients.shuffle_indices(5, 1, "batches", 0)
     assert sorted(order) == list(clients.train[5])
     assert list(order) != list(clients.train[5])
 
 
-def test_orders_depend_on_seed_round_stream_and_epoch(make_clients, clients):
+def test_sample_order_depends_on_seed_round_stream_and_epoch(make_clients, clients):
     orders = [
         clients.shuffle_indices(5, 1, "batches", 0),
         clients.shuffle_indices(5, 2, "batches", 0),
@@ -46,14 +46,14 @@ def test_orders_depend_on_seed_round_stream_and_epoch(make_clients, clients):
 @pytest.mark.parametrize(
     ("client", "share", "count"), [(5, 0.8, 13), (7, 0.5, 10), (1, 0.5, 3), (0, 0.1, 1), (6, 0.1, 1)]
 )
-def test_a_share_is_rounded_to_the_nearest_and_at_least_one(clients, client, share, count):
+def test_sample_fraction_rounds_to_nearest_count_of_at_least_one(clients, client, share, count):
     order = clients.shuffle_indices(client, 1, "mixing", 0, share)
     assert len(order) == len(set(order)) == count
     assert set(order) <= set(clients.train[client])
 
 
-def test_a_share_is_drawn_once_a_round(clients):
-    """Its order differs from epoch to epoch, its samples from round to round."""
+def test_sample_fraction_is_drawn_once_per_round(clients):
+    """The order differs between epochs, and the samples differ between rounds."""
     first_order, second_order = (clients.shuffle_indices(7, 1, "mixing", epoch, 0.5) for epoch in (0, 1))
     next_round_order = clients.shuffle_indices(7, 2, "mixing", 0, 0.5)
     assert set(first_order) == set(second_order)
@@ -61,7 +61,7 @@ def test_a_share_is_drawn_once_a_round(clients):
     assert set(first_order) != set(next_round_order)
 
 
-def test_batches_are_gathered_by_index(clients):
+def test_gather_samples_returns_samples_by_index(clients):
     x, y = clients.gather_samples(np.array([3, 1, 3]))
     assert torch.equal(x, clients.x[[3, 1, 3]])
     assert torch.equal(y, clients.y[[3, 1, 3]])

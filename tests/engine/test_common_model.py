@@ -1,4 +1,4 @@
-"""If all clients predict with the global model, its logits are computed once, with the same numbers."""
+"""If all clients predict with the global model, its logits are computed once. The metrics do not change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedpipe.settings.evaluation import Evaluation
 from fedpipe.settings.transforms import Transforms
 
 NAMES = registry.list_components(component.ALGORITHM)
-#: Methods whose clients predict with the global model. FedBN's do here, because this network has no BatchNorm.
+#: Methods whose clients predict with the global model. They include FedBN, because this network has no BatchNorm.
 GLOBAL = {
     *("fedavg", "fedbn", "fedcm", "feddecorr", "feddistill_plus", "feddual", "feddw", "feddyn", "fedlc", "fednh"),
     *("fednova", "fedntd", "fedprox", "fedpvr", "fedsam", "feduv", "moon", "scaffold"),
@@ -25,7 +25,7 @@ PERSONAL_PROTOCOLS = ("personal-on-local", "personal-on-train", "personal-on-glo
 
 @dataclass(frozen=True, kw_only=True)
 class Alternating(FedAvg):
-    """Clients that have trained predict with the model of their last training."""
+    """Trained clients predict with the model of their last training."""
 
     def keep(self, client):
         return {"model": client["model"]}
@@ -46,8 +46,8 @@ class Silent(FedAvg):
         raise AssertionError
 
 
-def evaluate(trial, protocols=PROTOCOLS + PERSONAL_PROTOCOLS):
-    """Rows of the metrics by protocol and client: counts, and the loss."""
+def evaluate_trial(trial, protocols=PROTOCOLS + PERSONAL_PROTOCOLS):
+    """Return the counts and the losses by protocol and client."""
     result = evaluation.evaluate_round(
         Evaluation(protocols=protocols),
         trial.executor,
@@ -62,8 +62,8 @@ def evaluate(trial, protocols=PROTOCOLS + PERSONAL_PROTOCOLS):
     return rows, {key: row.pop("loss") for key, row in rows.items()}
 
 
-def count_client_runs(trial, monkeypatch):
-    """Clients whose model the executor evaluates by itself."""
+def record_client_runs(trial, monkeypatch):
+    """Record the clients that the executor evaluates separately."""
     clients, run = [], trial.executor.run
 
     def record(task):
@@ -77,37 +77,37 @@ def count_client_runs(trial, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "width"), [*((name, None) for name in NAMES), ("fedavg", 3), ("scaffold", 3), ("fedper", 3)]
 )
-def test_the_numbers_are_those_of_each_client(make_trial, monkeypatch, name, width):
+def test_metrics_of_common_model_equal_separate_evaluation(make_trial, monkeypatch, name, width):
     trial = make_trial(name, width=width).run(2)
-    clients = count_client_runs(trial, monkeypatch)
-    rows, losses = evaluate(trial)
+    clients = record_client_runs(trial, monkeypatch)
+    rows, losses = evaluate_trial(trial)
     assert clients == ([] if name in GLOBAL else [*range(len(trial.clients))])
     monkeypatch.setattr(evaluation, "has_common_model", lambda *_: False)
-    expected_rows, expected_losses = evaluate(trial)
+    expected_rows, expected_losses = evaluate_trial(trial)
     assert rows == expected_rows
     assert losses == pytest.approx(expected_losses, rel=1e-12, nan_ok=True)
     if name in GLOBAL:
         pairs = [(losses["personal-on-local", i], losses["global-on-local", i]) for i in range(len(trial.clients))]
-        assert all(one == other for one, other in pairs), "the same numbers have the same bits"
+        assert all(one == other for one, other in pairs), "losses of equal models must have equal bits"
 
 
 @pytest.mark.parametrize("algorithm", [Alternating(), Local()], ids=["alternating", "local"])
-def test_clients_with_other_models_are_evaluated_by_themselves(make_trial, monkeypatch, algorithm):
+def test_clients_with_different_models_are_evaluated_separately(make_trial, monkeypatch, algorithm):
     trial = make_trial(algorithm).run(1)
-    clients = count_client_runs(trial, monkeypatch)
-    rows, _ = evaluate(trial)
+    clients = record_client_runs(trial, monkeypatch)
+    rows, _ = evaluate_trial(trial)
     assert clients == [*range(len(trial.clients))]
     if isinstance(algorithm, Alternating):
         counts = [[rows[f"{model}-on-local", i]["predicted"] for i in clients] for model in ("personal", "global")]
         assert counts[0] != counts[1]
 
 
-def test_personal_protocols_alone_do_not_need_a_global_model(make_trial):
-    rows, _ = evaluate(make_trial(Silent()).run(1), PERSONAL_PROTOCOLS)
+def test_personal_protocols_need_no_global_model(make_trial):
+    rows, _ = evaluate_trial(make_trial(Silent()).run(1), PERSONAL_PROTOCOLS)
     assert len(rows) == 3 * 8
 
 
-def test_batch_statistics_and_noise_are_each_clients_own(make_trial, make_clients, monkeypatch):
+def test_batch_statistics_and_test_noise_need_separate_evaluation(make_trial, make_clients, monkeypatch):
     dropped = make_trial("fedavg", "norm", buffers="drop").run(1)
     noisy = make_trial(
         "fedavg",
@@ -115,6 +115,6 @@ def test_batch_statistics_and_noise_are_each_clients_own(make_trial, make_client
         make_clients((1, 4, 4), transforms=Transforms(mean=(0.5,), std=(0.5,), flip=True, on_test=True)),
     ).run(1)
     for trial in (dropped, noisy):
-        clients = count_client_runs(trial, monkeypatch)
-        evaluate(trial)
+        clients = record_client_runs(trial, monkeypatch)
+        evaluate_trial(trial)
         assert clients == [*range(len(trial.clients))]

@@ -17,7 +17,7 @@ CLASSES = 5
 
 
 def make_samples(count=2000, clients=4, shape=(3, 4), images=True):
-    """Samples of clients with training, validation and test samples. The last test samples have no client."""
+    """Make training, validation and test samples of clients. The last test samples belong to no client."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (count, *shape), generator=generator, dtype=torch.uint8)
     x = x if images else x.float() / 100
@@ -33,7 +33,7 @@ def corrupt(samples, seed=0, **settings):
 
 
 @pytest.mark.parametrize("images", [True, False])
-def test_the_noise_of_client_i_of_n_has_variance_sigma_times_i_over_n(images):
+def test_feature_noise_variance_grows_linearly_with_client_index(images):
     samples = make_samples(images=images)
     noisy = corrupt(samples, feature_noise=0.2)
     clean = samples.x.double() / 255 if images else samples.x.double()
@@ -49,7 +49,7 @@ def test_the_noise_of_client_i_of_n_has_variance_sigma_times_i_over_n(images):
     assert torch.equal(noisy.y[noisy.global_test], samples.y[samples.global_test])
 
 
-def test_noise_is_a_function_of_seed_purpose_and_client():
+def test_noise_depends_only_on_seed_purpose_and_client():
     samples = make_samples()
     first, again, other = (corrupt(samples, seed, feature_noise=0.1, label_noise=0.3) for seed in (0, 0, 1))
     assert torch.equal(first.x, again.x)
@@ -62,7 +62,7 @@ def test_noise_is_a_function_of_seed_purpose_and_client():
     assert torch.equal(first.x[first.train[2]], expected[np.searchsorted(rows, samples.train[2])])
 
 
-def test_symmetric_noise_takes_every_other_class_equally_often():
+def test_symmetric_label_noise_draws_other_classes_uniformly():
     samples = make_samples()
     noisy = corrupt(samples, label_noise=0.4)
     shifts = np.concatenate(
@@ -75,7 +75,7 @@ def test_symmetric_noise_takes_every_other_class_equally_often():
     assert counts == pytest.approx([0.6, 0.1, 0.1, 0.1, 0.1], abs=5 * np.sqrt(0.24 / len(shifts)))
 
 
-def test_pairwise_noise_takes_the_next_class():
+def test_pairwise_label_noise_changes_labels_to_next_class():
     samples = make_samples()
     noisy = corrupt(samples, label_noise=1.0, label_noise_kind="pairwise")
     for new, old in zip(noisy.train, samples.train, strict=True):
@@ -83,7 +83,7 @@ def test_pairwise_noise_takes_the_next_class():
         assert torch.equal(noisy.x[new], samples.x[old])
 
 
-def test_each_client_has_its_rate_and_tests_have_true_classes():
+def test_label_noise_has_rate_per_client_and_keeps_test_labels():
     samples, rates = make_samples(), [0.0, 0.2, 0.5, 1.0]
     noisy = corrupt(samples, label_noise=rates)
     for client, rate in enumerate(rates):
@@ -94,7 +94,7 @@ def test_each_client_has_its_rate_and_tests_have_true_classes():
     assert torch.equal(noisy.y[noisy.global_test], samples.y[samples.global_test])
 
 
-def test_a_sample_of_two_clients_has_two_noises():
+def test_noise_of_shared_sample_differs_between_clients():
     samples = make_samples()
     shared = ClientSamples(samples.x, samples.y, [samples.train[0]] * 2, samples.test[:2], [], samples.global_test)
     noisy = corrupt(shared, feature_noise=0.1, label_noise=[0.0, 1.0])
@@ -104,12 +104,12 @@ def test_a_sample_of_two_clients_has_two_noises():
     assert noisy.validation == []
 
 
-def test_without_noise_nothing_is_copied():
+def test_samples_without_noise_are_not_copied():
     samples = make_samples()
     assert corrupt(samples) is samples
 
 
-def test_token_ids_can_not_have_feature_noise():
+def test_feature_noise_rejects_token_ids():
     samples = make_samples()
     tokens = ClientSamples(samples.x.long(), samples.y, samples.train, samples.test, [], samples.global_test)
     with pytest.raises(SettingsError, match=r"^dataset\.feature_noise: 0\.1 .*token"):
@@ -130,7 +130,7 @@ def in_folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("in_folder")
-def test_noise_that_is_off_is_in_no_key_and_each_noise_has_one():
+def test_run_key_depends_only_on_enabled_noise():
     off = [{}, {"feature_noise": 0}, {"label_noise": 0.0}, {"label_noise_kind": "pairwise"}, {"label_noise": [0] * 10}]
     keys = {studies.prepare(make_study(**settings)).runs[0].key for settings in off}
     assert len(keys) == 1
@@ -148,8 +148,8 @@ def test_noise_that_is_off_is_in_no_key_and_each_noise_has_one():
 
 @pytest.mark.usefixtures("in_folder")
 @pytest.mark.parametrize("stack", [1, 3])
-def test_a_global_model_is_measured_on_the_clients_noisy_test_samples(stack):
-    """So it agrees with the personal models of FedAvg, which are the global one."""
+def test_global_model_is_evaluated_on_noisy_local_test_samples(stack):
+    """Therefore its scores equal those of FedAvg's personal models, which are the global model."""
     run = studies.open_runs(studies.prepare(make_study(feature_noise=0.5, label_noise=0.2)), stack=stack)[0]
     list(run.run_segment(2))
     collect.collect_rounds(run.files, 2, "all")
@@ -172,6 +172,6 @@ def test_a_global_model_is_measured_on_the_clients_noisy_test_samples(stack):
         ({"label_noise": 0.1, "label_noise_kind": "paired"}, r"^dataset\.label_noise_kind: 'paired'"),
     ],
 )
-def test_mistakes_are_found_by_the_plan(dataset, message):
+def test_invalid_noise_settings_are_rejected(dataset, message):
     with pytest.raises(SettingsError, match=message):
         parser.parse_params(make_study(**dataset))

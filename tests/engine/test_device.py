@@ -1,6 +1,6 @@
-"""On a device other than the CPU, a run keeps its states there, never mixes devices, and leaves the same files.
+"""A run on a GPU keeps its states on the GPU, never mixes devices, and writes the same files as on the CPU.
 
-No GPU is needed: the device is one that the CPU plays (`tests/fake_device.py`), whose arithmetic is the CPU's.
+No GPU is needed, because the CPU simulates one with its own arithmetic (`tests/fake_device.py`).
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ ROUNDS = 2
 NAMES = registry.list_components(component.ALGORITHM)
 DW = sorted(set(NAMES) - {"feddw", "fednh"})  #: these two define the classification layer themselves
 
-#: So that something is decided in two rounds, and plans of passes are small.
+#: With these parameters, server rules make decisions within two rounds, and plans of passes are small.
 PARAMETERS: dict[str, dict[str, Any]] = {
     "cfl": {"after": 0, "eps1": 100, "eps2": 0},
     "feddual": {"epsilon": 0.01},
     "fedrep": {"head_epochs": 2},
     "pfedme": {"attraction": 5.0},
 }
-#: Server rules that read values of the device, by what they decide with them.
+#: Server rules that read values from the device, and the decision for which they need these values.
 DECIDES = {
     "ccvr": "which classes have two samples, so that features are drawn for them",
     "cfl": "which clients leave a cluster: scikit-learn bisects it",
@@ -55,7 +55,7 @@ DECIDES = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of all runs, which share the data set and the partition."""
+    """Folder of all runs, because they share the data set and the partition."""
     return tmp_path_factory.mktemp("runs")
 
 
@@ -65,7 +65,7 @@ def change_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def prepare_study(name: str, parameters: dict[str, Any], participation: float, **federation: Any) -> Any:
-    """A run of two rounds whose body is large, and of which everything else is small."""
+    """Plan a run of two rounds. Only the body of its network is large."""
     params = studies.settings(
         (name,),
         ROUNDS,
@@ -77,8 +77,8 @@ def prepare_study(name: str, parameters: dict[str, Any], participation: float, *
     return studies.prepare(params)
 
 
-class Rules:
-    """The server's rule as the run calls it: the values that it reads, and the devices of its arguments and results."""
+class RuleRecorder:
+    """Counts the values that the server's rule reads, and records the devices of its arguments and results."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, crossings: Counter[str]) -> None:
         self.read, self.devices, rule = 0, set[torch.device](), running.aggregate_uploads
@@ -100,7 +100,7 @@ def delete_results(run: Run) -> None:
 
 
 def count_crossings_by_round(run: Run, crossings: Counter[str]) -> Iterator[Counter[str]]:
-    """What crosses in each round."""
+    """Run a study. Yield the transfers between devices of each round."""
     for number in run.run_segment(ROUNDS):
         if number:
             yield Counter(crossings)
@@ -108,7 +108,7 @@ def count_crossings_by_round(run: Run, crossings: Counter[str]) -> Iterator[Coun
 
 
 def count_large_tensors(run: Run, number: int) -> int:
-    """Large tensors in the files of a round's states."""
+    """Count large tensors in the files of a round's states."""
     files = run.files.get_round_files(number)
     trees = [read_pt(path) for path in (files.server_state, files.client_states) if path.exists()]
     return sum(leaf.numel() >= fake_device.LARGE for leaf in pytree.tree_leaves(trees))
@@ -121,21 +121,21 @@ def require_equal_files(
     participation: float = 1.0,
     stack: int = 5,
     **federation: Any,
-) -> tuple[Counter[str], int, Rules]:
-    """Require the same files as on the CPU. Return the crossings of the last round, and the tensors that it wrote."""
+) -> tuple[Counter[str], int, RuleRecorder]:
+    """Require the files of a run on the CPU. Return the last round's transfers and large tensors, and the recorder."""
     plan = prepare_study(name, parameters or {}, participation, **federation)
     run = studies.open_runs(plan, stack=stack)[0]
     list(run.run_segment(ROUNDS))
     expected = studies.hash_results(run.files.path)
     delete_results(run)
     monkeypatch.setattr(running, "select_device", lambda execution: fake_device.DEVICE)
-    monkeypatch.setattr(loop, "ThreadPoolExecutor", fake_device.OneByOne)
+    monkeypatch.setattr(loop, "ThreadPoolExecutor", fake_device.SequentialExecutor)
     with fake_device.use_device() as crossings:
-        rules = Rules(monkeypatch, crossings)
+        rules = RuleRecorder(monkeypatch, crossings)
         run = studies.open_runs(plan, stack=stack)[0]
         *_, last_round = count_crossings_by_round(run, crossings)
     assert studies.hash_results(run.files.path) == expected
-    has_no_upload = name == "local" and not parameters  # travels
+    has_no_upload = name == "local" and not parameters
     assert rules.devices == (set() if has_no_upload else {fake_device.DEVICE})
     result = count_large_tensors(run, ROUNDS)
     delete_results(run)
@@ -143,8 +143,8 @@ def require_equal_files(
 
 
 @pytest.mark.parametrize("name", studies.mark_others_slow(NAMES))
-def test_what_a_round_writes_is_all_that_leaves_the_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All clients train in every round, in two stacks; then all are measured: nothing of it is sent to the device."""
+def test_only_written_tensors_leave_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All clients train in two stacks in every round. Then all are evaluated. No large tensor is sent to the device."""
     last_round, result, rules = require_equal_files(monkeypatch, name)
     assert last_round["large, to the host"] == result
     assert last_round["large, to the device"] == 0
@@ -154,7 +154,7 @@ def test_what_a_round_writes_is_all_that_leaves_the_device(name: str, monkeypatc
 @pytest.mark.parametrize(
     ("name", "stack"), [("fedavg", 1), ("cfl", 1), ("scaffold", 1), ("scaffold", 5), ("fedfomo", 5)]
 )
-def test_what_clients_keep_that_rest_is_sent_when_it_is_due(
+def test_kept_states_of_inactive_clients_stay_on_host_until_needed(
     name: str, stack: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half of the clients train in a round. The kept states of the others are on the host."""
@@ -165,18 +165,20 @@ def test_what_clients_keep_that_rest_is_sent_when_it_is_due(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in DW if name in {*studies.REPRESENTATIVE, *DECIDES}])
-def test_with_dw(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_run_with_dw_writes_files_of_cpu_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     last_round, result, _ = require_equal_files(monkeypatch, name, {"dw": {"mu": 0.7}})
     assert (last_round["large, to the host"], last_round["large, to the device"]) == (result, 0)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", pytest.param("momentum", marks=pytest.mark.slow)])
-def test_with_a_server_optimizer(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_run_with_server_optimizer_writes_files_of_cpu_run(
+    optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     last_round, result, _ = require_equal_files(monkeypatch, "fedavg", server={"optimizer": optimizer})
     assert (last_round["large, to the host"], last_round["large, to the device"]) == (result, 0)
 
 
-def test_jobs_of_single_rounds_bring_what_comes_from_files_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_round_jobs_load_files_onto_device(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = prepare_study("scaffold", {}, 0.5)
     run = studies.open_runs(plan, stack=5)[0]
     list(run.run_segment(ROUNDS))
@@ -184,7 +186,7 @@ def test_jobs_of_single_rounds_bring_what_comes_from_files_to_the_device(monkeyp
     delete_results(run)
     monkeypatch.setattr(running, "select_device", lambda execution: fake_device.DEVICE)
     with fake_device.use_device() as crossings:
-        rules = Rules(monkeypatch, crossings)
+        rules = RuleRecorder(monkeypatch, crossings)
         studies.open_runs(plan, stack=5)[0].write_initial_round()
         for number in range(1, ROUNDS + 1):
             train, server, measure = (studies.open_runs(plan, stack=5)[0] for _ in range(3))
@@ -198,8 +200,8 @@ def test_jobs_of_single_rounds_bring_what_comes_from_files_to_the_device(monkeyp
     delete_results(run)
 
 
-def test_states_that_are_too_large_for_a_device_rest_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with a thousand participants, when a GPU contains only a stack."""
+def test_states_too_large_for_device_stay_on_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An example is a round of a thousand participants, if only one stack fits on the GPU."""
     plan = prepare_study("scaffold", {}, 1.0)
     run = studies.open_runs(plan, stack=5)[0]
     list(run.run_segment(ROUNDS))
@@ -208,14 +210,14 @@ def test_states_that_are_too_large_for_a_device_rest_on_the_host(monkeypatch: py
     monkeypatch.setattr(running, "select_device", lambda execution: fake_device.DEVICE)
     monkeypatch.setattr(server_device, "MAX_DEVICE_BYTES", 100_000)
     with fake_device.use_device() as crossings:
-        rules = Rules(monkeypatch, crossings)
+        rules = RuleRecorder(monkeypatch, crossings)
         list(studies.open_runs(plan, stack=5)[0].run_segment(ROUNDS))
     assert studies.hash_results(run.files.path) == expected
     assert rules.devices == {fake_device.HOST}
     delete_results(run)
 
 
-def test_the_device_refuses_what_a_gpu_refuses() -> None:
+def test_fake_device_rejects_mixed_devices_and_nondeterministic_kernels() -> None:
     with fake_device.use_device() as crossings:
         device_tensor, host_tensor = torch.ones(3).to(fake_device.DEVICE), torch.ones(3)
         assert (device_tensor * 2 + torch.tensor(1.0)).sum().item() == 9
@@ -231,17 +233,17 @@ def test_the_device_refuses_what_a_gpu_refuses() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "scaffold"])
-def test_the_contract_holds_on_the_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trials are on the device of FEDPIPE_DEVICE, as in benchmarks/gpu.sh, and nothing mixes devices."""
+def test_algorithm_checks_pass_on_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials use the device of FEDPIPE_DEVICE, as in benchmarks/gpu.sh, and never mix devices."""
     for module in (trial, comparisons):
         monkeypatch.setattr(module, "select_trial_device", lambda: fake_device.DEVICE)
-    monkeypatch.setattr(loop, "ThreadPoolExecutor", fake_device.OneByOne)
+    monkeypatch.setattr(loop, "ThreadPoolExecutor", fake_device.SequentialExecutor)
     algorithm = cast(Algorithm, registry.build_component(component.ALGORITHM, name, PARAMETERS.get(name, {})))
     with fake_device.use_device():
         assert testing.check_algorithm(algorithm) == []
 
 
-def test_trials_are_on_the_device_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trial_uses_device_of_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDPIPE_DEVICE", "auto")
     device = testing.make_trial("fedavg").run(1).server["model"]["head.bias"].device.type
     assert device == ("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,4 +1,4 @@
-"""What is measured of every algorithm."""
+"""Evaluation of clients before and after training, and class counts, for every algorithm."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def count_correct_predictions(trial, phase: Phase, ids=None):
 
 
 @pytest.mark.parametrize("buffers", ["average", "keep"])
-@pytest.mark.parametrize("label", studies.mark_others_slow(sorted(set(ALGORITHMS) - {"gpfl"})))  # it adds a valve
-def test_whom_no_round_has_trained_is_measured_with_the_initial_model(make_trial, label, buffers):
+@pytest.mark.parametrize("label", studies.mark_others_slow(sorted(set(ALGORITHMS) - {"gpfl"})))  # gpfl adds a valve
+def test_untrained_clients_are_evaluated_with_initial_model(make_trial, label, buffers):
     trial = make_trial(label, "norm", buffers=buffers)
     clients, all_clients = trial.clients, range(len(trial.clients))
     global_model = trial.algorithm.global_model(trial.server)
@@ -44,15 +44,15 @@ def test_whom_no_round_has_trained_is_measured_with_the_initial_model(make_trial
 
 
 @pytest.mark.parametrize("label", studies.mark_others_slow(ALGORITHMS))
-def test_every_algorithm_has_a_model_right_after_training(make_trial, label):
+def test_training_changes_predictions_of_every_algorithm(make_trial, label):
     trial = make_trial(label, "norm", learning_rate=0.3, local_epochs=10)
     assert count_correct_predictions(trial, "train") != count_correct_predictions(trial, "begin")
 
 
 @pytest.mark.parametrize("width", [None, 3])
 @pytest.mark.parametrize("label", ["fedavg", "cwfedavg", "ifca"])
-def test_classes_are_counted_as_scikit_learn_does(make_trial, label, width):
-    """Of models right after training, on each client's own samples and on all; the first client has none."""
+def test_class_counts_match_scikit_learn_confusion_matrix(make_trial, label, width):
+    """Evaluate trained models on local and global test samples. The first client has no test samples."""
     trial = make_trial(label, width=width, participation=1.0, learning_rate=0.3).run()
     for outcome in trial.train(range(8), ("local", "global")):
         for test, indices in (("local", trial.clients.test[outcome.client]), ("global", trial.clients.global_test)):
@@ -70,7 +70,7 @@ def test_classes_are_counted_as_scikit_learn_does(make_trial, label, width):
 
 
 @pytest.mark.parametrize("label", studies.mark_others_slow(ALGORITHMS))
-def test_classes_are_those_of_the_loop_in_a_stack(make_trial, label):
+def test_class_counts_of_stack_equal_loop(make_trial, label):
     result = []
     for width in (None, 3):
         trial = make_trial(label, width=width).run(2)

@@ -1,4 +1,4 @@
-"""What the contract test's small clients leave out: data in several chunks, images, passes that share a stream."""
+"""Cases that the small clients of the contract test do not cover, such as data in several chunks and images."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def list_uploads(outcomes):
 
 
 @pytest.mark.parametrize("name", ["feddw", "feddual", "ifca"])
-def test_large_clients_are_measured_in_chunks_beside_small_ones(make_clients, make_trial, assert_same, name):
+def test_stack_with_clients_larger_than_chunk_equals_loop(make_clients, make_trial, assert_same, name):
     settings = {"clients": make_clients(sizes=LARGE), "batch_size": 100, "participation": 1.0}
     loop, stack = (make_trial(name, width=width, **settings) for width in WIDTHS)
     expected, result = (list_uploads(trial.train(tests=("local", "global"))) for trial in (loop, stack))
@@ -47,7 +47,7 @@ def test_large_clients_are_measured_in_chunks_beside_small_ones(make_clients, ma
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", ["feddw", "feddual", "fedala"])
-def test_a_clients_bits_do_not_depend_on_the_size_of_its_mates(make_clients, make_trial, assert_same, name, width):
+def test_client_bits_do_not_depend_on_sizes_of_other_clients(make_clients, make_trial, assert_same, name, width):
     settings = {"clients": make_clients(sizes=LARGE), "batch_size": 100, "participation": 1.0, "width": width}
     trial = make_trial(name, **settings).run()
     outcomes_together = list_uploads(trial.train([0, 1, 2], tests=("local",)))
@@ -57,7 +57,7 @@ def test_a_clients_bits_do_not_depend_on_the_size_of_its_mates(make_clients, mak
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", ["fedavg", "fedala", "cwfedavg", "ifca"])
-def test_blocks_of_images_give_the_same_bits(make_trial, assert_same, name, width):
+def test_blocks_of_image_clients_have_equal_bits(make_trial, assert_same, name, width):
     trial = make_trial(name, "cnn", width=width, local_epochs=1).run()
     all_uploads = list_uploads(trial.train(range(5), tests=("local",)))
     get_block_uploads_path = list_uploads(
@@ -67,12 +67,12 @@ def test_blocks_of_images_give_the_same_bits(make_trial, assert_same, name, widt
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_outcomes_come_in_the_order_of_ids(make_trial, width):
+def test_outcomes_keep_order_of_client_ids(make_trial, width):
     assert [outcome.client for outcome in make_trial("fedavg", width=width).train([6, 0, 3, 1])] == [6, 0, 3, 1]
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_scores_are_those_of_the_trained_model(make_trial, width):
+def test_scores_match_predictions_of_trained_model(make_trial, width):
     trial = make_trial("fedavg", width=width, participation=1.0)
     for outcome in trial.train(tests=("local", "global")):
         for test, indices in (("local", trial.clients.test[outcome.client]), ("global", trial.clients.global_test)):
@@ -88,13 +88,13 @@ def test_scores_are_those_of_the_trained_model(make_trial, width):
     ("device", "transforms", "samples"),
     [("cpu", Transforms(), 250), ("cuda", Transforms(), 8000), ("cuda", Transforms(flip=True, on_test=True), 250)],
 )
-def test_on_a_gpu_the_servers_model_is_measured_in_larger_calls(make_clients, device, transforms, samples):
+def test_logits_batch_size_is_larger_on_gpu_without_random_transforms(make_clients, device, transforms, samples):
     clients = make_clients((1, 4, 4), transforms=transforms)
     clients.device = torch.device(device)
     assert stack_run.get_logits_batch_size(clients, 32) == samples
 
 
-def test_batches_that_are_normalized_by_themselves_are_of_one_size_on_every_device(make_trial, monkeypatch):
+def test_batch_statistics_use_one_batch_size_on_every_device(make_trial, monkeypatch):
     trial = make_trial("fedavg", build_batch_norm_network, width=3, buffers="drop")
     calls, indices = [], np.concatenate(trial.clients.train * 40)
     gather = trial.clients.gather_test_batch
@@ -111,7 +111,7 @@ def build_batch_norm_network():
     return Network(body, nn.Linear(6, CLASSES))
 
 
-def test_larger_calls_are_fewer_and_tell_the_same(make_clients, make_trial, assert_same, monkeypatch):
+def test_larger_logits_batches_give_equal_logits_in_fewer_calls(make_clients, make_trial, assert_same, monkeypatch):
     trial = make_trial("fedavg", clients=make_clients(sizes=LARGE), width=3)
     calls, indices = [], np.concatenate(trial.clients.train)
 
@@ -129,7 +129,7 @@ def test_larger_calls_are_fewer_and_tell_the_same(make_clients, make_trial, asse
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_only_a_trained_client_sends_and_keeps(make_trial, width):
+def test_evaluation_phases_have_no_upload_and_no_kept_state(make_trial, width):
     trial = make_trial("fedala", width=width).run()
     for phase in ("receive", "finetune"):
         assert all(
@@ -138,8 +138,7 @@ def test_only_a_trained_client_sends_and_keeps(make_trial, width):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_finetuning_is_training_by_its_own_stream(make_trial, assert_same, width):
-    """The phase's score is that of a model which the test trains itself."""
+def test_finetuning_matches_manual_training_on_finetune_stream(make_trial, assert_same, width):
     trial = make_trial("fedavg", width=width, learning_rate=0.1).run()
     (outcome,) = trial.train([5], ("local",), "finetune")
     model = {name: value.clone().requires_grad_() for name, value in trial.server["model"].items()}
@@ -157,7 +156,7 @@ def test_finetuning_is_training_by_its_own_stream(make_trial, assert_same, width
 
 
 class TwoPasses(FedAvg):
-    """Its epochs as two passes."""
+    """FedAvg with one pass for each of its two epochs."""
 
     def local_passes(self):
         return (Train(self.loss, epochs=1), Update(lambda client: client), Train(self.loss, epochs=1))
@@ -165,8 +164,8 @@ class TwoPasses(FedAvg):
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam"}])
-def test_passes_of_one_stream_go_on_where_the_last_one_ended(make_trial, assert_same, width, settings):
-    """With its order of samples and its optimizer: two passes of an epoch are one of two."""
+def test_second_pass_continues_stream_and_optimizer_of_first_pass(make_trial, assert_same, width, settings):
+    """Two passes of one epoch equal one pass of two epochs."""
     one_pass, two_passes = (
         make_trial(algorithm, width=width, **settings).run(2) for algorithm in (FedAvg(), TwoPasses())
     )
@@ -174,7 +173,7 @@ def test_passes_of_one_stream_go_on_where_the_last_one_ended(make_trial, assert_
 
 
 class ConditionalEpochs(FedAvg):
-    """Trains as many epochs as the client has samples, at most five."""
+    """Trains one epoch per sample of the client, at most five epochs."""
 
     def start(self, state, download, info):
         return {"model": download["model"], "left": info.size}
@@ -188,7 +187,7 @@ class ConditionalEpochs(FedAvg):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_a_condition_ends_a_pass_for_each_client_alone(make_trial, assert_same, width):
+def test_pass_condition_ends_training_of_each_client_separately(make_trial, assert_same, width):
     trial = make_trial(ConditionalEpochs(), width=width, momentum=0.9)
     result = trial.train([0, 1, 6, 7])
     assert [float(outcome.upload["left"]) for outcome in result] == [0, 0, 0, 15]
@@ -198,7 +197,7 @@ def test_a_condition_ends_a_pass_for_each_client_alone(make_trial, assert_same, 
 
 
 class HeadOnly(FedAvg):
-    """Trains the head alone."""
+    """FedAvg that trains only the head."""
 
     def local_passes(self):
         return (Train(self.loss, only=self.net.head_names),)
@@ -213,7 +212,7 @@ class HeadOnly(FedAvg):
         {"optimizer": "adamw", "weight_decay": 0.1},
     ],
 )
-def test_a_pass_moves_only_what_it_trains(make_trial, assert_same, width, settings):
+def test_pass_changes_only_its_trained_parameters(make_trial, assert_same, width, settings):
     trial = make_trial(HeadOnly(), width=width, **settings)
     for outcome in trial.train():
         body, head = trial.net.body_names, trial.net.head_names
@@ -222,7 +221,7 @@ def test_a_pass_moves_only_what_it_trains(make_trial, assert_same, width, settin
 
 
 @pytest.mark.parametrize("label", ["fedavg", "fedala", "moon"])
-def test_with_decoupled_weight_decay_a_stack_trains_as_the_loop_does(make_trial, assert_same, label):
+def test_stack_with_decoupled_weight_decay_equals_loop(make_trial, assert_same, label):
     settings = {"optimizer": "adamw", "learning_rate": 0.01, "weight_decay": 0.5}
     loop, stack = (make_trial(label, width=width, **settings).run(2) for width in WIDTHS)
     assert_same(stack.server, loop.server, tolerance=1e-12)
@@ -230,7 +229,7 @@ def test_with_decoupled_weight_decay_a_stack_trains_as_the_loop_does(make_trial,
     assert not torch.equal(loop.server["model"]["head.weight"], adam.server["model"]["head.weight"])
 
 
-def test_stages_list_their_passes():
+def test_get_passes_lists_passes_of_phase():
     algorithm = TwoPasses()
     assert [type(pass_) for pass_ in get_passes(algorithm, "train", 3)] == [Train, Update, Train]
     assert get_passes(algorithm, "receive", 3) == []
@@ -238,7 +237,7 @@ def test_stages_list_their_passes():
     assert (finetune.epochs, finetune.stream) == (3, "finetune")
 
 
-def test_prepared_passes_come_first_in_every_stage(make_trial):
+def test_get_passes_starts_with_personal_passes(make_trial):
     algorithm = make_trial("ifca").algorithm
     kinds = {
         phase: [type(pass_) for pass_ in get_passes(algorithm, phase, 1)] for phase in ("train", "receive", "finetune")
@@ -246,13 +245,13 @@ def test_prepared_passes_come_first_in_every_stage(make_trial):
     assert kinds == {"train": [Measure, Train], "receive": [Measure], "finetune": [Measure, Train]}
 
 
-def test_bytes_are_counted_by_dtype():
+def test_count_bytes_uses_size_of_dtype():
     state = {"model": Tensors(w=torch.zeros(3, 2), b=torch.zeros(2, dtype=torch.float64)), "index": torch.tensor(1)}
     assert count_bytes(state) == 6 * 4 + 2 * 8 + 8
 
 
 class BorrowedGradient(torch.autograd.Function):
-    """The inner product with a tensor that it hands out as the gradient, as it is."""
+    """An inner product with a tensor. The gradient is this tensor itself, not a copy."""
 
     @staticmethod
     def forward(ctx, x, direction):
@@ -265,7 +264,7 @@ class BorrowedGradient(torch.autograd.Function):
 
 
 class SharedGradients(FedAvg):
-    """Gradients that are one tensor for two parameters, one number for all entries, or a part of the client's state."""
+    """Gradients are a tensor that two parameters share, one number for all entries, or a part of the client's state."""
 
     def start(self, state, download, info):
         return {"model": download["model"], "direction": torch.ones_like(download["model"]["head.bias"])}
@@ -279,7 +278,7 @@ class SharedGradients(FedAvg):
         return super().upload(client) | {"direction": client["direction"]}
 
 
-def test_a_step_writes_into_no_memory_but_its_own(make_trial):
+def test_step_writes_only_into_its_own_memory(make_trial):
     trial = make_trial(SharedGradients(), local_epochs=2)
     initial_model, rate = trial.server["model"], trial.algorithm.federation.learning_rate
     download = initial_model.map(lambda value: value.clone())
@@ -299,7 +298,7 @@ class DetachedLoss(FedAvg):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_a_loss_of_nothing_that_is_trained_is_refused(make_trial, width):
+def test_loss_without_trained_parameters_is_rejected(make_trial, width):
     with pytest.raises(
         SettingsError, match=r"DetachedLoss\.loss \(test_executors.py, line \d+\) .* does not depend on .*'model'"
     ):
@@ -307,7 +306,7 @@ def test_a_loss_of_nothing_that_is_trained_is_refused(make_trial, width):
 
 
 class OutOfMemory(FedAvg):
-    """Fails as PyTorch does where a GPU's memory is full."""
+    """Raises PyTorch's error for a full GPU."""
 
     def loss(self, client, batch):
         raise torch.OutOfMemoryError(
@@ -315,7 +314,7 @@ class OutOfMemory(FedAvg):
         )
 
 
-def test_a_stack_too_large_for_a_gpu_says_which_setting_asks_for_less(make_trial):
+def test_out_of_memory_error_suggests_smaller_stack(make_trial):
     with pytest.raises(SettingsError, match=r"^execution\.stack: 6 .*memory .*\(CUDA out of memory\).* 3\."):
         make_trial(OutOfMemory(), width=6).train()
     with pytest.raises(torch.OutOfMemoryError):
@@ -323,7 +322,7 @@ def test_a_stack_too_large_for_a_gpu_says_which_setting_asks_for_less(make_trial
 
 
 class CountedMixing(FedALA):
-    """Counts its mixing steps, by round."""
+    """FedALA that counts its mixing steps."""
 
     steps: ClassVar[list[int]] = []
 
@@ -333,7 +332,7 @@ class CountedMixing(FedALA):
 
 
 @pytest.mark.parametrize("change", [None, "server", "kept"])
-def test_a_personal_model_is_made_once_for_evaluation_and_training(make_trial, assert_same, change):
+def test_personal_model_is_computed_once_for_evaluation_and_training(make_trial, assert_same, change):
     """It is computed again if its inputs have changed."""
     trial = make_trial(CountedMixing(passes=3), participation=1.0).run(2)
     number, ids, all_clients = 3, [1, 5], range(8)
@@ -366,8 +365,8 @@ def test_a_personal_model_is_made_once_for_evaluation_and_training(make_trial, a
     assert_same(repeated, result)
 
 
-def test_large_kernels_are_not_channels_last_nor_is_what_they_see(make_trial, assert_same, monkeypatch):
-    """The layout changes only the speed: the numbers are equal up to rounding."""
+def test_large_kernels_and_their_inputs_are_not_channels_last(make_trial, assert_same, monkeypatch):
+    """The layout changes only the speed. Results are equal up to rounding."""
     layouts, forward = dict[int, tuple[bool, bool]](), torch.nn.Conv2d.forward
 
     def record_layout(layer, x):
@@ -391,11 +390,11 @@ def test_large_kernels_are_not_channels_last_nor_is_what_they_see(make_trial, as
         ((100, 2048), True),
         ((512, 1600), False),  # no whole pages
         ((10, 1024), False),  # narrow
-        ((1024, 2048), False),  # columns would collide as well
+        ((1024, 2048), False),  # columns collide too
         ((30_522, 1024), False),  # a table of embeddings
     ],
 )
-def test_a_layer_whose_rows_collide_in_a_cache_lies_by_columns(shape, by_columns):
+def test_optimize_layout_stores_cache_colliding_weights_by_columns(shape, by_columns):
     weight = torch.arange(shape[0] * shape[1]).reshape(shape)
     optimized_weight = layout.optimize_layout({"model": Tensors({"weight": weight})})["model"]["weight"]
     assert optimized_weight.stride() == ((1, shape[0]) if by_columns else (shape[1], 1))
@@ -403,7 +402,7 @@ def test_a_layer_whose_rows_collide_in_a_cache_lies_by_columns(shape, by_columns
 
 
 @pytest.mark.parametrize("name", registry.list_components(component.ALGORITHM))
-def test_which_way_a_layer_lies_is_a_matter_of_speed_alone(make_trial, assert_same, monkeypatch, name):
+def test_weight_layout_does_not_change_results(make_trial, assert_same, monkeypatch, name):
     layouts, forward = set[bool](), torch.nn.Linear.forward
 
     def record_layout(layer, x):
@@ -416,12 +415,12 @@ def test_which_way_a_layer_lies_is_a_matter_of_speed_alone(make_trial, assert_sa
     monkeypatch.setattr(layout, "PAGE", 6)
     monkeypatch.setattr(layout, "NARROW", 1)
     result = list_uploads(make_trial(name).run().train(tests=("local",)))
-    assert layouts == {True, False} or name == "fednh", "except its head, which is made of prototypes at each step"
+    assert layouts == {True, False} or name == "fednh", "FedNH computes its head from prototypes at each step"
     assert_same(result, expected, tolerance=1e-12)
 
 
 class SharedLayer(nn.Module):
-    """A layer to two of whose parameters PyTorch gives views of one gradient."""
+    """A layer with two parameters whose gradients are views of one tensor in PyTorch."""
 
     def __init__(self):
         super().__init__()
@@ -441,8 +440,8 @@ class SharedLayer(nn.Module):
         (FedProx(mu=0.5), {"momentum": 0.9}),
     ],
 )
-def test_a_gradient_that_two_parameters_share_is_each_ones_own(make_trial, assert_same, algorithm, settings):
-    """A step may write into gradients; and equal steps keep the gap between the two as it was."""
+def test_shared_gradient_is_applied_to_each_parameter(make_trial, assert_same, algorithm, settings):
+    """A step may write into gradients. Equal steps do not change the difference of the two parameters."""
     loop, stack = (
         make_trial(algorithm, lambda: Network(SharedLayer(), nn.Linear(6, 4)), width=width, **settings)
         for width in WIDTHS

@@ -35,7 +35,7 @@ def sha256(path: str) -> str:
 
 
 def prepare_study(**sections: Any) -> NewPlan:
-    """A study of two clients with the weights of VGG16 in a file."""
+    """Plan a study of two clients with the weights of VGG16 in a file."""
     if not Path("vgg.pth").exists():
         random = np.random.default_rng(0)
         x = random.integers(0, 256, (IMAGES, 3, 32, 32), dtype=np.uint8)
@@ -60,14 +60,14 @@ def prepare_study(**sections: Any) -> NewPlan:
     return studies.prepare(yaml.safe_load(Path("params.yaml").read_text()))
 
 
-def test_a_run_on_features_is_that_of_the_whole_network(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_on_cached_features_equals_run_of_complete_network(monkeypatch: pytest.MonkeyPatch) -> None:
     plan, calls = prepare_study(), []
     compute_features = frozen.compute_features
     monkeypatch.setattr(frozen, "compute_features", lambda *args: calls.append(args) or compute_features(*args))
     (run,) = studies.open_runs(plan)
     list(run.run_segment(1))
     (reopened_run,) = studies.open_runs(plan, stack=2)
-    assert len(calls) == 1, "once for a data set"
+    assert len(calls) == 1, "features are computed once per data set"
     assert torch.equal(run.clients.x, reopened_run.clients.x)
     assert run.clients.x.shape == (IMAGES, 512)
 
@@ -77,7 +77,7 @@ def test_a_run_on_features_is_that_of_the_whole_network(monkeypatch: pytest.Monk
     with torch.no_grad():
         torch.testing.assert_close(run.clients.x, complete_network.body[:3](x), rtol=1e-4, atol=1e-5)
 
-    # a round of FedAvg by plain PyTorch, through the whole network
+    # a round of FedAvg in plain PyTorch with the complete network
     sums: dict[str, torch.Tensor] = {}
     for client in range(2):
         net = VGG16(weights="vgg.pth", sha256=sha256("vgg.pth")).build_initial_network((3, 32, 32), CLASSES)
@@ -96,10 +96,10 @@ def test_a_run_on_features_is_that_of_the_whole_network(monkeypatch: pytest.Monk
     assert list(model) == list(sums) == ["body.3.weight", "body.3.bias", "head.weight", "head.bias"]
     for name, value in sums.items():
         torch.testing.assert_close(model[name], value, rtol=1e-3, atol=1e-5)
-        assert not torch.equal(model[name], run.make_initial_model(0)[name]), "it must have trained"
+        assert not torch.equal(model[name], run.make_initial_model(0)[name]), "training must change the parameters"
 
 
-def test_features_do_not_depend_on_threads() -> None:
+def test_frozen_features_do_not_depend_on_threads() -> None:
     (run,) = studies.open_runs(prepare_study())
     features_path = frozen.get_features_path(run.settings)
     original_bytes = features_path.read_bytes()
@@ -110,7 +110,7 @@ def test_features_do_not_depend_on_threads() -> None:
     assert features_path.read_bytes() == original_bytes
 
 
-def test_a_run_goes_on_with_no_other_features() -> None:
+def test_resumed_run_rejects_changed_or_damaged_features() -> None:
     plan = prepare_study()
     (run,) = studies.open_runs(plan)
     list(run.run_segment(1))
@@ -127,7 +127,7 @@ def test_a_run_goes_on_with_no_other_features() -> None:
         Run(run.files)
 
 
-def test_other_transforms_are_other_features_and_random_ones_are_refused() -> None:
+def test_frozen_features_depend_on_transforms_and_reject_augmentation() -> None:
     (first_run,) = studies.open_runs(prepare_study())
     (second_run,) = studies.open_runs(prepare_study(transforms={"std": [0.25]}))
     assert frozen.get_features_path(first_run.settings) != frozen.get_features_path(second_run.settings)
@@ -136,7 +136,7 @@ def test_other_transforms_are_other_features_and_random_ones_are_refused() -> No
         prepare_study(transforms={"flip": True})
 
 
-def test_classes_of_features_drift_and_rotations_of_images_are_rejected() -> None:
+def test_frozen_features_allow_label_drift_and_reject_rotation_drift() -> None:
     drift = {"round": 2, "clients": [1], "label_map": {0: 1, 1: 0}}
     (plain_run,) = studies.open_runs(prepare_study())
     (run,) = studies.open_runs(prepare_study(federation={"drift": drift}))

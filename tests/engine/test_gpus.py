@@ -20,7 +20,7 @@ JOB = (
 
 @contextmanager
 def start_job(folder: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A process on a machine with two GPUs, and the index of its GPU."""
+    """Start a job on a machine with two GPUs. Yield the process and the index of its GPU."""
     command, environment = [sys.executable, "-c", JOB], {"TMPDIR": str(folder), "PYTHONPATH": str(Path.cwd())}
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
@@ -32,7 +32,7 @@ def start_job(folder: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
             process.kill()
 
 
-def test_jobs_take_gpus_of_their_own_and_a_killed_one_gives_its_back(tmp_path: Path) -> None:
+def test_jobs_acquire_different_gpus_and_killed_job_releases_its_gpu(tmp_path: Path) -> None:
     with start_job(tmp_path) as (_, first_gpu), start_job(tmp_path) as (killed_job, second_gpu):
         assert {first_gpu, second_gpu} == {0, 1}
         with start_job(tmp_path) as (_, third_gpu), start_job(tmp_path) as (_, fourth_gpu):
@@ -43,7 +43,7 @@ def test_jobs_take_gpus_of_their_own_and_a_killed_one_gives_its_back(tmp_path: P
             assert next_gpu == second_gpu
 
 
-def test_gpus_are_called_as_they_were_granted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_names_match_cuda_visible_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert gpus.get_gpu_names(2) == ["0", "1"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 3")

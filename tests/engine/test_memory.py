@@ -1,4 +1,4 @@
-"""A thread keeps the pages that it has touched."""
+"""A thread reuses the memory pages that it has freed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-#: Page faults of a thread, by getrusage, of 20 tensors of 40 MB, which is more than glibc keeps by default. The 20
-#: tensors before them let the heap grow to its final size, because freed memory is in pieces at first.
+#: Prints a thread's page faults (getrusage) for 20 tensors of 40 MB, which is more than glibc retains by default. The
+#: heap grows to its final size with 20 other tensors before, because freed memory is in pieces at first.
 TOUCH = """
 import resource, sys, threading, torch
 from fedpipe.engine.torch_env.memory import retain_freed_memory
@@ -33,7 +33,7 @@ thread.join()
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="another malloc than glibc's")
-def test_a_step_takes_again_what_the_last_one_gave_back() -> None:
+def test_retain_freed_memory_prevents_page_faults() -> None:
     faults = {
         mode: int(
             subprocess.run([sys.executable, "-c", TOUCH, mode], capture_output=True, text=True, check=True).stdout

@@ -189,7 +189,7 @@ def test_methods_with_random_numbers_and_several_parts_pass_all_checks(method: A
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
-def test_clients_in_one_call_compute_what_clients_one_after_the_other_do(method: Algorithm) -> None:
+def test_stack_equals_loop_for_custom_methods(method: Algorithm) -> None:
     loop, stack = (make_trial(method, width=width, local_epochs=2).run(3) for width in (None, 3))
     assert describe_trial_difference(stack, loop, ROUNDING) is None
     other = make_trial(method, clients=None, local_epochs=2).run(3)
@@ -199,7 +199,7 @@ def test_clients_in_one_call_compute_what_clients_one_after_the_other_do(method:
 # -- draws -------------------------------------------------------------------------------------------------------------
 
 
-def test_draws_are_a_function_of_key_purpose_name_and_index() -> None:
+def test_draws_depend_only_on_key_purpose_name_and_index() -> None:
     like = Tensors(a=torch.zeros(40, 50), b=torch.zeros(2000, dtype=torch.float64))
     key, other_key = torch.tensor(2**61 + 3), torch.tensor(2**61 + 4)
     for draw in (draw_uniform, draw_normal):
@@ -218,7 +218,7 @@ def test_draws_are_a_function_of_key_purpose_name_and_index() -> None:
         assert not np.array_equal(flat[3], flat[4])
 
 
-def test_normal_draws_have_the_moments_of_a_standard_normal_distribution() -> None:
+def test_normal_draws_have_standard_normal_moments() -> None:
     values = draw_normal(torch.tensor(7), "noise", torch.zeros(200_000, dtype=torch.float64))
     moments = [float((values**power).mean()) for power in (1, 2, 3, 4)]
     assert moments == pytest.approx([0, 1, 0, 3], abs=0.05)
@@ -226,13 +226,13 @@ def test_normal_draws_have_the_moments_of_a_standard_normal_distribution() -> No
 
 
 @pytest.mark.parametrize("draw", [draw_uniform, draw_normal])
-def test_a_stack_draws_the_bits_of_each_client(draw: Any) -> None:
+def test_stacked_and_single_client_draws_have_equal_bits(draw: Any) -> None:
     keys, like = torch.tensor([5, -9, 2**62 - 1]), torch.zeros(3, 13, 7)
     stacked = vmap(lambda key, value: draw(key, "noise", value))(keys, like)
     assert torch.equal(stacked, torch.stack([draw(key, "noise", like[0]) for key in keys]))
 
 
-def test_keys_differ_by_seed_round_client_and_side() -> None:
+def test_noise_keys_differ_between_seeds_rounds_clients_and_server() -> None:
     trial = make_trial(FedAvg())
     keys = [
         int(trial.clients.get_client_info(client, number, torch.zeros(())).noise_key)
@@ -245,7 +245,7 @@ def test_keys_differ_by_seed_round_client_and_side() -> None:
     assert stacked.tolist() == [keys[3], keys[2]]
 
 
-def test_the_servers_noise_is_that_of_the_round_and_has_the_declared_scale() -> None:
+def test_server_noise_matches_draws_of_round_at_declared_scale() -> None:
     plain, noisy, repeated = (make_trial(DPFedAvg(noise=noise, clip=2.0)).run(1) for noise in (0.0, 0.5, 0.5))
     difference = (noisy.server["model"] - plain.server["model"]).flat()
     key = noisy.algorithm.bind_round(1, noisy.clients.seed).server_noise_key
@@ -254,15 +254,14 @@ def test_the_servers_noise_is_that_of_the_round_and_has_the_declared_scale() -> 
     assert torch.equal(repeated.server["model"].flat(), noisy.server["model"].flat())
 
 
-def test_quantization_has_no_bias_and_few_levels() -> None:
-    """The mean of many draws is the value, and each draw is a level."""
+def test_random_rounding_is_unbiased_with_two_levels() -> None:
     level = torch.full((200_000,), 1.3, dtype=torch.float64)
     rounded = (level + draw_uniform(torch.tensor(3), "rounding", level)).floor()
     assert set(rounded.tolist()) == {1.0, 2.0}
     assert float(rounded.mean()) == pytest.approx(1.3, abs=0.005)
 
 
-def test_steps_have_their_own_noise_and_a_pass_in_evaluation_mode_has_no_key() -> None:
+def test_each_step_has_noise_key_except_in_evaluation_mode() -> None:
     keys: list[int | None] = []
 
     @dataclass(frozen=True, kw_only=True)
@@ -283,7 +282,7 @@ def test_steps_have_their_own_noise_and_a_pass_in_evaluation_mode_has_no_key() -
 # -- several parts -----------------------------------------------------------------------------------------------------
 
 
-def test_one_step_trains_two_parts_as_a_plain_loop_does() -> None:
+def test_apfl_step_trains_two_parts_like_pytorch_sgd() -> None:
     """APFL with full batches, compared with PyTorch's optimizer on two copies of the parameters."""
     trial = make_trial(APFL(alpha=0.3), batch_size="full", local_epochs=3, momentum=0.0, learning_rate=0.1)
     start, (x, y) = trial.start(3), trial.clients.gather_samples(trial.clients.train[3])
@@ -302,7 +301,7 @@ def test_one_step_trains_two_parts_as_a_plain_loop_does() -> None:
         torch.testing.assert_close(torch.cat([value.detach().flatten() for value in values]), tensors.flat())
 
 
-def test_the_first_of_several_parts_receives_running_statistics() -> None:
+def test_first_trained_part_receives_running_statistics() -> None:
     trial = make_trial(APFL(), "norm")
     initial = trial.initial_model(0)
     (outcome,) = trial.train([3])
@@ -311,7 +310,7 @@ def test_the_first_of_several_parts_receives_running_statistics() -> None:
     assert set(outcome.kept_state["personal"]) == set(trial.net.names)
 
 
-def test_tensors_of_several_parts_are_selected_by_part_and_name() -> None:
+def test_train_pass_selects_tensors_by_part_and_name() -> None:
     @dataclass(frozen=True, kw_only=True)
     class HeadOnly(APFL):
         def training_pass(self) -> Train:
@@ -332,7 +331,7 @@ def test_tensors_of_several_parts_are_selected_by_part_and_name() -> None:
 # -- participants ------------------------------------------------------------------------------------------------------
 
 
-def test_a_method_selects_the_participants_of_each_round() -> None:
+def test_select_participants_hook_chooses_clients_of_each_round() -> None:
     trial = make_trial(LargestFirst(), participation=0.25)  # two of eight clients
     rounds = [trial.run().outcomes for _ in range(4)]
     by_size = np.argsort(-trial.clients.sizes, kind="stable").tolist()
@@ -343,7 +342,7 @@ def test_a_method_selects_the_participants_of_each_round() -> None:
 @pytest.mark.parametrize(
     "selected", [[0], [0, 0], [0, 8], [-1, 0], [0, 1, 2], 3, [0.5, 1], [[0], [1]], ["0", "1"], "01", torch.ones(2, 2)]
 )
-def test_a_wrong_selection_is_an_error(selected: Any) -> None:
+def test_invalid_participant_selection_is_rejected(selected: Any) -> None:
     @dataclass(frozen=True, kw_only=True)
     class Selected(FedAvg):
         def select_participants(self, server: State, sizes: Tensor) -> Any:
@@ -357,7 +356,7 @@ def test_a_wrong_selection_is_an_error(selected: Any) -> None:
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_each_client_trains_the_counted_steps(width: int | None) -> None:
+def test_clients_train_counted_local_steps(width: int | None) -> None:
     trial = make_trial(GeometricSteps(), width=width, batch_size=4)
     counted = set()
     for number in (1, 2, 3):
@@ -370,7 +369,7 @@ def test_each_client_trains_the_counted_steps(width: int | None) -> None:
     assert len(counted) > 2
 
 
-def test_a_constant_count_equals_local_steps() -> None:
+def test_constant_step_count_equals_local_steps_setting() -> None:
     @dataclass(frozen=True, kw_only=True)
     class FiveSteps(FedAvg):
         def count_local_steps(self, size: int, round_number: int, noise_key: Tensor) -> int:
@@ -383,7 +382,7 @@ def test_a_constant_count_equals_local_steps() -> None:
 
 
 @pytest.mark.parametrize("count", [0, -1, None, "many", 2.7, True, torch.tensor(2.0), torch.tensor([2, 3])])
-def test_a_wrong_count_is_an_error(count: Any) -> None:
+def test_invalid_local_step_count_is_rejected(count: Any) -> None:
     @dataclass(frozen=True, kw_only=True)
     class Counted(FedAvg):
         def count_local_steps(self, size: int, round_number: int, noise_key: Tensor) -> Any:
@@ -394,8 +393,8 @@ def test_a_wrong_count_is_an_error(count: Any) -> None:
             make_trial(Counted(), width=width).run()
 
 
-def test_an_error_in_these_hooks_names_the_hook_and_the_line(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a user's module. The stack counts steps before it trains, so its error comes from another place."""
+def test_hook_error_contains_hook_name_and_line(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hooks are in a user's module. The stack counts steps before it trains, so another call raises its error."""
     (tmp_path / "failing_hooks.py").write_text(
         "from fedpipe.algorithms.fedavg import FedAvg\n\n"
         "class Selection(FedAvg):\n"
@@ -423,7 +422,7 @@ def test_an_error_in_these_hooks_names_the_hook_and_the_line(tmp_path: Any, monk
 # -- values ------------------------------------------------------------------------------------------------------------
 
 
-def test_sum_adds_tensors_and_a_scalar_has_the_networks_dtype() -> None:
+def test_sum_adds_tensors_and_scalar_has_network_dtype() -> None:
     parts = [Tensors(a=torch.full((2,), float(value))) for value in (1, 2, 3)]
     assert sum(parts)["a"].tolist() == [6, 6]  # type: ignore[index]
     trial: Trial = make_trial(FedAvg())

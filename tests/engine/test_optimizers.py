@@ -19,13 +19,13 @@ def make_parameters():
 
 
 def compute_gradient(parameters, step):
-    """Of a quartic bowl whose center moves; exactly 0 for one entry."""
+    """Compute the gradient of a quartic function whose center moves. It is exactly 0 for one entry."""
     result = parameters.map(lambda value: value**3 - (step + 1) * torch.sin(value))
     result["b"][0] = 0
     return result
 
 
-def run_rule(rule):
+def run_optimizer(rule):
     parameters = make_parameters()
     slots = rule.init_slots(parameters)
     for step in range(STEPS):
@@ -47,41 +47,41 @@ def run_torch_optimizer(make):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_sgd_is_pytorchs(assert_same, momentum, weight_decay):
-    result = run_rule(SGD(0.05, momentum, weight_decay))
+def test_sgd_matches_pytorch(assert_same, momentum, weight_decay):
+    result = run_optimizer(SGD(0.05, momentum, weight_decay))
     expected = run_torch_optimizer(lambda leaves: torch.optim.SGD(leaves, 0.05, momentum, weight_decay=weight_decay))
     assert_same(result, expected, tolerance=2e-15)
     assert not torch.equal(result["w"], make_parameters()["w"])
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_adam_is_pytorchs(assert_same, weight_decay):
-    result = run_rule(Adam(0.05, weight_decay))
+def test_adam_matches_pytorch(assert_same, weight_decay):
+    result = run_optimizer(Adam(0.05, weight_decay))
     expected = run_torch_optimizer(lambda leaves: torch.optim.Adam(leaves, 0.05, weight_decay=weight_decay))
     assert_same(result, expected, tolerance=2e-15)
     assert not torch.equal(result["w"], make_parameters()["w"])
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_adamw_is_pytorchs(assert_same, weight_decay):
-    result = run_rule(AdamW(0.05, weight_decay))
+def test_adamw_matches_pytorch(assert_same, weight_decay):
+    result = run_optimizer(AdamW(0.05, weight_decay))
     expected = run_torch_optimizer(lambda leaves: torch.optim.AdamW(leaves, 0.05, weight_decay=weight_decay))
     assert_same(result, expected, tolerance=2e-15)
-    adam = run_rule(Adam(0.05, weight_decay))
+    adam = run_optimizer(Adam(0.05, weight_decay))
     assert torch.equal(result["w"], adam["w"]) == (weight_decay == 0), "the decay must be decoupled"
 
 
-def test_adamw_decays_what_never_had_a_gradient():
+def test_adamw_decays_parameters_with_zero_gradient():
     expected = make_parameters()["b"][0] * (1 - 0.05 * 0.1) ** STEPS
-    assert run_rule(AdamW(0.05, 0.1))["b"][0] == pytest.approx(expected.item(), rel=1e-14)
+    assert run_optimizer(AdamW(0.05, 0.1))["b"][0] == pytest.approx(expected.item(), rel=1e-14)
 
 
-def test_adam_leaves_alone_what_never_had_a_gradient():
-    assert torch.equal(run_rule(Adam(0.05))["b"][0], make_parameters()["b"][0])
+def test_adam_keeps_parameters_with_zero_gradient():
+    assert torch.equal(run_optimizer(Adam(0.05))["b"][0], make_parameters()["b"][0])
 
 
 @pytest.mark.parametrize("rule", [SGD(0.1, 0.9, 0.01), Adam(0.1, 0.01), AdamW(0.1, 0.01)])
-def test_an_update_changes_nothing_in_place(assert_same, rule):
+def test_optimizer_update_does_not_modify_its_inputs(assert_same, rule):
     parameters, slots = make_parameters(), rule.init_slots(make_parameters())
     result = compute_gradient(parameters, 0)
     rule.update_parameters(parameters, result, slots)
@@ -93,7 +93,7 @@ def test_an_update_changes_nothing_in_place(assert_same, rule):
 @pytest.mark.parametrize(
     "rule", [SGD(0.1), SGD(0.1, 0.0, 0.01), SGD(0.1, 0.9), SGD(0.1, 0.9, 0.01), Adam(0.1, 0.01), AdamW(0.1, 0.01)]
 )
-def test_a_donated_gradient_leads_to_the_same_bits_and_leaves_all_else_alone(assert_same, rule):
+def test_overwritable_gradient_gives_equal_bits_and_keeps_other_inputs(assert_same, rule):
     parameters, slots = make_parameters(), rule.init_slots(make_parameters())
     result, expected = (
         rule.update_parameters(parameters, compute_gradient(parameters, 0), slots, can_overwrite)
@@ -110,7 +110,7 @@ def test_a_donated_gradient_leads_to_the_same_bits_and_leaves_all_else_alone(ass
 
 
 @pytest.mark.parametrize("rule", [SGD(0.1, 0.9, 0.01), Adam(0.1, 0.01), AdamW(0.1, 0.01)])
-def test_clients_in_a_stack_move_as_they_do_alone(assert_same, rule):
+def test_stacked_update_equals_update_of_each_client(assert_same, rule):
     parameters = make_parameters()
     stacked = parameters.map(lambda value: torch.stack([value, -2 * value]))
     slots = torch.func.vmap(rule.init_slots)(stacked)
@@ -128,5 +128,5 @@ def test_clients_in_a_stack_move_as_they_do_alone(assert_same, rule):
         ({"optimizer": "adamw", "learning_rate": 0.2, "weight_decay": 0.1}, AdamW(0.2, 0.1)),
     ],
 )
-def test_the_federations_settings_choose_the_rule(settings, rule):
+def test_build_optimizer_follows_federation_settings(settings, rule):
     assert build_optimizer(Federation(**settings)) == rule

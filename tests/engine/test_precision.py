@@ -1,4 +1,4 @@
-"""`federation.precision: bfloat16`: what it lowers, and what it leaves."""
+"""Training with `federation.precision: bfloat16`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ WIDTHS = [None, 3]
 def make_float32_trial(
     make_trial, make_clients, algorithm="fedavg", model="cnn", precision="bfloat16", **other_settings
 ):
-    """In float32, on images."""
     exact = make_clients((1, 4, 4) if model == "cnn" else (5,))
     parts = exact.train, exact.test, exact.global_test
     clients = FederatedData(exact.x, exact.y, *parts, exact.classes, exact.seed, torch.float32)
@@ -34,13 +33,13 @@ def make_float32_trial(
 
 
 def compute_relative_distance(result, expected, initial):
-    """Norm of the difference of two models over the norm of what training has changed."""
+    """Divide the norm of the difference of two models by the norm of the update."""
     return float((result - expected).norm() / (expected - initial).norm())
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("model", ["cnn", "norm"])
-def test_training_is_lowered_and_close(make_trial, make_clients, width, model):
+def test_bfloat16_training_is_close_to_float32_training(make_trial, make_clients, width, model):
     bfloat16_trial = make_float32_trial(make_trial, make_clients, model=model, width=width)
     full_trial = make_float32_trial(make_trial, make_clients, model=model, width=width, precision="full")
     initial = full_trial.server["model"]
@@ -50,8 +49,8 @@ def test_training_is_lowered_and_close(make_trial, make_clients, width, model):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_products_are_of_bfloat16_in_training_alone(make_trial, make_clients, width):
-    """Seen by the network; what it gives to losses, and all of evaluation, is of float32."""
+def test_products_use_bfloat16_only_in_training(make_trial, make_clients, width):
+    """Losses receive float32 logits, and evaluation uses only float32."""
     dtypes = {True: set(), False: set()}
 
     class RecordingFedAvg(FedAvg):
@@ -84,7 +83,7 @@ def test_products_are_of_bfloat16_in_training_alone(make_trial, make_clients, wi
     assert dtypes == {True: {(torch.float32, False)}, False: {(torch.float32, False)}}
 
 
-def test_no_bit_depends_on_threads_and_a_run_repeats_itself(make_trial, make_clients, assert_same):
+def test_repeated_bfloat16_runs_have_equal_bits_with_any_threads(make_trial, make_clients, assert_same):
     first_trial = make_float32_trial(make_trial, make_clients).run(2)
     assert_same(make_float32_trial(make_trial, make_clients).run(2).server, first_trial.server)
     assert_same(make_float32_trial(make_trial, make_clients, threads=3).run(2).server, first_trial.server)
@@ -98,7 +97,7 @@ def test_no_bit_depends_on_threads_and_a_run_repeats_itself(make_trial, make_cli
         ("feddw", "moon", "pfps_lwc"),
     ),
 )
-def test_methods_whose_losses_take_features_apart_train_so(make_trial, make_clients, name, width):
+def test_methods_with_feature_losses_train_in_bfloat16(make_trial, make_clients, name, width):
     run = make_float32_trial(make_trial, make_clients, name, width=width, participation=1.0)
     initial_server = copy.deepcopy(run.server)
     run.run(2, tests=("local",))
@@ -117,7 +116,7 @@ def build_layered_network():
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", ["fedavg", "moon"])
-def test_normalization_is_of_full_precision_in_stacks_and_alone(make_trial, make_clients, name, width):
+def test_bfloat16_training_with_normalization_is_close_to_float32(make_trial, make_clients, name, width):
     """MOON's teachers use running statistics."""
     bfloat16_trial, full_trial = (
         make_float32_trial(
@@ -130,7 +129,7 @@ def test_normalization_is_of_full_precision_in_stacks_and_alone(make_trial, make
         assert 0 < compute_relative_distance(outcome.upload["model"], expected.upload["model"], initial) < 0.3
 
 
-def test_another_precision_is_another_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_key_depends_on_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     keys = {}
     for precision in (None, "full", "bfloat16"):
@@ -140,6 +139,6 @@ def test_another_precision_is_another_key(tmp_path: Path, monkeypatch: pytest.Mo
     assert keys[None] == keys["full"] != keys["bfloat16"]
 
 
-def test_float64_can_not_be_lowered() -> None:
+def test_bfloat16_precision_rejects_float64() -> None:
     with pytest.raises(SettingsError, match=r"^federation\.precision: bfloat16 .*float64"):
         parser.parse_params(studies.settings(federation={"precision": "bfloat16", "dtype": "float64"}))

@@ -13,27 +13,27 @@ from fedpipe.report.results import compute_calibration_error
 
 
 def draw_predictions(classes, samples=60, seed=0, decimals=1):
-    """Rounded logits, so that many probabilities are equal, and classes that the logits partly predict."""
+    """Draw rounded logits, so that many probabilities are equal, and classes that the logits partly predict."""
     generator = np.random.default_rng(seed)
     labels = np.arange(samples) % classes
     logits = generator.normal(size=(samples, classes)).round(decimals) + 1.5 * np.eye(classes)[labels]
     return torch.tensor(logits).softmax(-1).numpy(), labels
 
 
-def test_the_area_of_two_classes_is_the_fraction_of_ranked_pairs():
+def test_auc_of_two_classes_is_fraction_of_ranked_pairs():
     """Of six pairs four are ranked correctly and one is tied: (4 + 0.5) / 6. Both classes have the same area."""
     scores, labels = np.array([0.9, 0.4, 0.4, 0.1, 0.8]), np.array([1, 1, 0, 0, 0])
     assert compute_auc(np.stack([1 - scores, scores], 1), labels) == pytest.approx(4.5 / 6, rel=1e-15)
 
 
 @pytest.mark.parametrize(("classes", "seed"), [(3, 0), (3, 1), (10, 2)])
-def test_with_all_classes_the_area_is_scikit_learns(classes, seed):
+def test_auc_of_all_classes_matches_scikit_learn(classes, seed):
     probabilities, labels = draw_predictions(classes, seed=seed)
     expected = roc_auc_score(labels, probabilities, multi_class="ovr", average="macro")
     assert compute_auc(probabilities, labels) == pytest.approx(expected, rel=1e-12)
 
 
-def test_classes_that_a_client_lacks_are_omitted_from_the_mean():
+def test_auc_ignores_missing_classes():
     probabilities, labels = draw_predictions(5)
     kept = labels != 3
     probabilities, labels = probabilities[kept], labels[kept]
@@ -42,11 +42,11 @@ def test_classes_that_a_client_lacks_are_omitted_from_the_mean():
 
 
 @pytest.mark.parametrize("labels", [np.array([], np.int64), np.array([2, 2, 2])])
-def test_without_two_classes_the_area_is_undefined(labels):
+def test_auc_of_fewer_than_two_classes_is_undefined(labels):
     assert compute_auc(np.full((len(labels), 4), 0.25), labels) is None
 
 
-def test_bins_of_a_hand_computed_example():
+def test_calibration_bins_match_hand_computed_example():
     """Four samples of two classes.
 
     Confidences 0.6 and 0.64 share the bin (9/15, 10/15] with one hit: |1 - 1.24| = 0.24. The others are 0.9 (hit):
@@ -61,12 +61,12 @@ def test_bins_of_a_hand_computed_example():
 
 
 @pytest.mark.parametrize("number", range(1, BINS))
-def test_a_bin_contains_its_upper_bound(number):
+def test_calibration_bin_contains_its_upper_bound(number):
     bounds = np.array([[number / BINS, -1.0], [np.nextafter(number / BINS, 2), -1.0]])
     assert np.flatnonzero(sum_calibration_bins(bounds, np.array([0, 0]))[0]).tolist() == [number - 1, number]
 
 
-def test_bins_add_up_and_the_error_is_that_of_all_samples():
+def test_sum_of_calibration_bins_gives_error_of_all_samples():
     probabilities, labels = draw_predictions(10, samples=500, decimals=6)
     parts = [sum_calibration_bins(probabilities[rows], labels[rows]) for rows in np.array_split(np.arange(500), 7)]
     confidences, hits = probabilities.max(1), probabilities.argmax(1) == labels
@@ -82,7 +82,7 @@ def test_bins_add_up_and_the_error_is_that_of_all_samples():
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_model_whose_outputs_are_not_finite_ranks_nothing(value):
+def test_nonfinite_outputs_have_auc_of_one_half(value):
     measured = compute_probability_metrics(("auc", "ece"), torch.full((4, 3), value), torch.tensor([0, 1, 2, 0]))
     assert measured["auc"] == 0.5
     assert measured["bins"][0][0] == 4
@@ -91,8 +91,8 @@ def test_a_model_whose_outputs_are_not_finite_ranks_nothing(value):
 
 @pytest.mark.parametrize("width", [None, 3])
 @pytest.mark.parametrize("label", ["fedavg", "fedproto"])
-def test_both_executors_measure_what_plain_pytorch_computes(make_trial, label, width):
-    """On local test sets of several sizes, one of which is empty, and on the global one in several batches."""
+def test_probability_metrics_of_executors_match_plain_pytorch(make_trial, label, width):
+    """Local test sets have several sizes, and one is empty. The global test set has several batches."""
     trial = make_trial(label, width=width, participation=1.0, learning_rate=0.3).run()
     tests = ("local", "global", "train")
     ids = range(len(trial.clients))

@@ -1,4 +1,4 @@
-"""Which states of a run stay where studies share it."""
+"""Pruning of a run's states if several studies share the run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROUNDS = 6
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A run of six rounds of which all states are there."""
+    """A run of six rounds with the states of all rounds."""
     monkeypatch.chdir(tmp_path)
     (run,) = studies.open_runs(studies.prepare(studies.settings(("scaffold",), ROUNDS)))
     list(run.run_segment(ROUNDS))
@@ -27,7 +27,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def plan_other_study(name: str, rounds: int, keep_models: str | int) -> None:
-    """Another study of the same run is planned."""
+    """Plan another study with the same run."""
     Path("studies").mkdir(exist_ok=True)
     studies.write(studies.settings(("scaffold",), rounds, artifacts={"keep_models": keep_models}), Path("studies"))
     path = Path("studies/params.yaml").rename(f"studies/{name}.yaml")
@@ -38,24 +38,24 @@ def list_server_rounds(run: Any) -> list[int]:
     return [number for number in range(ROUNDS + 1) if run.files.get_round_files(number).server_state.exists()]
 
 
-def test_a_shorter_studys_collect_leaves_what_a_longer_one_keeps(run: Any) -> None:
+def test_collect_of_shorter_study_keeps_states_of_longer_study(run: Any) -> None:
     plan_other_study("short", 4, "last")
     collect.collect_rounds(run.files, 4, "last")
     assert list_server_rounds(run) == list(range(ROUNDS + 1))
 
 
-def test_a_longer_study_leaves_what_a_shorter_one_keeps(run: Any) -> None:
+def test_pruning_for_longer_study_keeps_states_of_shorter_study(run: Any) -> None:
     plan_other_study("short", 4, 2)
     studies.prepare(studies.settings(("scaffold",), ROUNDS, artifacts={"keep_models": "last"}))
     prune_states(run.files, ROUNDS, "last")
     assert {2, 4, ROUNDS} <= set(list_server_rounds(run))
     assert 1 not in list_server_rounds(run)
-    for end in (4, ROUNDS):  # each can go on from its last round, with what every client kept
+    for end in (4, ROUNDS):  # each study can resume from its last round with all kept states
         for last in set(files.read_json(run.files.get_round_files(end).complete_states_marker)["last"]) - {-1}:
             assert run.files.get_round_files(last).client_states.exists()
 
 
-def test_a_study_that_is_planned_meanwhile_keeps_its_rounds_and_each_plan_is_read_once(
+def test_study_planned_during_run_keeps_rounds_and_plans_are_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -72,7 +72,7 @@ def test_a_study_that_is_planned_meanwhile_keeps_its_rounds_and_each_plan_is_rea
     assert sorted(map(str, read_paths)) == ["results/plan.json", "results/studies/late/plan.json"]
 
 
-def test_a_plan_that_can_not_be_read_may_want_everything(run: Any) -> None:
+def test_unreadable_plan_prevents_pruning(run: Any) -> None:
     studies.prepare(studies.settings(("scaffold",), ROUNDS, artifacts={"keep_models": "last"}))
     files.write_bytes(Path("results/studies/a/b/plan.json"), b"{}")
     prune_states(run.files, ROUNDS, "last")
@@ -83,10 +83,10 @@ def test_a_plan_that_can_not_be_read_may_want_everything(run: Any) -> None:
 
 
 @pytest.mark.parametrize("keep_models", ["last", 3])
-def test_a_round_looks_only_at_states_that_were_left(
+def test_segment_removes_each_state_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep_models: str | int
 ) -> None:
-    """So the time of a run does not grow with the square of its rounds. The states are those of a complete search."""
+    """Therefore the time of a run grows linearly with its rounds. A complete search finds no other states to delete."""
     monkeypatch.chdir(tmp_path)
     settings = studies.settings(("scaffold",), ROUNDS, artifacts={"keep_models": keep_models})
     (run,) = studies.open_runs(studies.prepare(settings))
@@ -100,8 +100,8 @@ def test_a_round_looks_only_at_states_that_were_left(
     assert sorted(run.files.rounds_folder.glob("*/*.pt")) == states
 
 
-def test_states_that_a_killed_process_left_are_deleted(run: Any) -> None:
-    """The next process lists the states again, also those of rounds before its own."""
+def test_resumed_run_deletes_states_of_killed_process(run: Any) -> None:
+    """The next process lists all states again, including those of earlier rounds."""
     (resumed,) = studies.open_runs(
         studies.prepare(studies.settings(("scaffold",), ROUNDS + 1, artifacts={"keep_models": "last"}))
     )

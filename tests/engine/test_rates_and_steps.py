@@ -32,7 +32,7 @@ COSINE = {"name": "cosine", "period": 3, "minimum": 0.01, "warmup": 1}
 
 
 def pair_with_widths(names: Iterable[str]) -> list[Any]:
-    """Parameters of a test: each name with a width, in turn. Representative methods have both widths."""
+    """Combine each name with one of the widths, in turn. Representative methods have both widths."""
     others = itertools.cycle(WIDTHS)
     return [
         pytest.param(name, width, marks=[] if name in studies.REPRESENTATIVE else pytest.mark.slow)
@@ -52,7 +52,7 @@ SCHEDULES = {
 }
 
 
-def build(name):
+def build_algorithm(name):
     parameters = {"feddual": {"epsilon": 0.1}, "pfedme": {"attraction": 5.0}}.get(name, {})
     return registry.build_component(component.ALGORITHM, name, parameters)
 
@@ -66,7 +66,7 @@ def get_states(trial):
 
 @pytest.mark.parametrize("warmup", [0, 1, 5])
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_the_rate_of_each_round_is_pytorchs(name, warmup):
+def test_learning_rate_of_each_round_matches_pytorch_schedulers(name, warmup):
     settings, make = SCHEDULES[name]
     rule = torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.3)
     scheduler = make(rule)
@@ -88,12 +88,12 @@ def test_the_rate_of_each_round_is_pytorchs(name, warmup):
 
 
 @pytest.mark.parametrize(("name", "width"), pair_with_widths(NAMES))
-def test_a_round_of_a_schedule_is_one_at_its_rate(make_trial, assert_same, name, width):
-    """Of every algorithm, whatever it does with the rate: bit for bit, before and after training too."""
-    scheduled = make_trial(build(name), width=width, learning_rate=0.1, schedule=COSINE)
+def test_scheduled_round_equals_round_with_constant_rate(make_trial, assert_same, name, width):
+    """Training, evaluation and finetuning are equal bit for bit for every algorithm."""
+    scheduled = make_trial(build_algorithm(name), width=width, learning_rate=0.1, schedule=COSINE)
     for number in (1, 2):
         rate = Schedule(**COSINE).compute_learning_rate(0.1, number)
-        plain = make_trial(build(name), width=width, learning_rate=rate)
+        plain = make_trial(build_algorithm(name), width=width, learning_rate=rate)
         plain.server, plain.client_states, plain.rounds = scheduled.server, dict(scheduled.client_states), number - 1
         for phase in ("receive", "finetune"):
             result, expected = (trial.train([1, 4], ("local",), phase) for trial in (scheduled, plain))
@@ -104,13 +104,13 @@ def test_a_round_of_a_schedule_is_one_at_its_rate(make_trial, assert_same, name,
         assert_same(get_states(scheduled.run()), get_states(plain.run()))
 
 
-def test_a_flat_schedule_is_none(make_trial, assert_same):
+def test_constant_schedule_equals_no_schedule(make_trial, assert_same):
     flat = make_trial("fedavg", schedule={"name": "constant", "warmup": 0})
     assert flat.algorithm.bind_round(7, 0).federation is flat.algorithm.federation
     assert_same(get_states(flat.run(2)), get_states(make_trial("fedavg").run(2)))
 
 
-def test_recorded_steps_follow_the_rate(make_trial, make_clients, assert_same):
+def test_recorded_steps_follow_learning_rate_schedule(make_trial, make_clients, assert_same):
     """A recorded step contains its learning rate. If the rate does not change, it is not recorded again."""
     counts = []
 
@@ -137,7 +137,7 @@ def test_recorded_steps_follow_the_rate(make_trial, make_clients, assert_same):
 
 
 def train_by_hand(trial, rounds, settings, rate, clip, steps):
-    """FedAvg as one writes it in PyTorch, with its own optimizer, scheduler and clipping."""
+    """Train FedAvg with PyTorch's optimizer, scheduler and clipping."""
     network = nn.Sequential(nn.Flatten(), nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 4)).double()
     names = list(trial.server["model"])
     model = [value.clone() for value in trial.server["model"].values()]
@@ -174,8 +174,8 @@ def train_by_hand(trial, rounds, settings, rate, clip, steps):
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("clip", [None, 0.5])
-def test_fedavg_is_what_one_writes_in_pytorch(make_trial, assert_same, width, clip):
-    """By steps that end amid an epoch, with a scheduler, momentum, weight decay and clipped gradients."""
+def test_fedavg_with_local_steps_matches_plain_pytorch(make_trial, assert_same, width, clip):
+    """The steps end within an epoch. The test uses a scheduler, momentum, weight decay and clipped gradients."""
     settings = {"momentum": 0.9, "weight_decay": 0.05}
     schedule = {"name": "exponential", "gamma": 0.7}
     trial = make_trial(
@@ -204,42 +204,42 @@ def test_fedavg_is_what_one_writes_in_pytorch(make_trial, assert_same, width, cl
 
 # -- local steps -------------------------------------------------------------------------------------------------------
 
-BY_STEPS = [name for name in NAMES if not build(name).local_steps_conflict]
+BY_STEPS = [name for name in NAMES if not build_algorithm(name).local_steps_conflict]
 
 
-def test_those_that_count_epochs_say_so():
+def test_only_feddual_and_fedrep_conflict_with_local_steps():
     assert sorted(set(NAMES) - set(BY_STEPS)) == ["feddual", "fedrep"]
     assert FedDUAL(mode="code").local_steps_conflict is None
     assert FedDUAL(adaptive_loss=False).local_steps_conflict is None
 
 
 @pytest.mark.parametrize(("name", "width"), pair_with_widths(BY_STEPS))
-def test_whole_epochs_are_as_many_steps(make_clients, make_trial, assert_same, name, width):
-    """Of clients of one size, two epochs of two batches are four steps, bit for bit."""
+def test_local_steps_of_complete_epochs_equal_local_epochs(make_clients, make_trial, assert_same, name, width):
+    """If all clients have one size, two epochs of two batches equal four steps bit for bit."""
     clients = make_clients(sizes=(8,) * 8)
-    epochs = make_trial(build(name), clients=clients, width=width, local_epochs=2, momentum=0.0).run(2)
-    steps = make_trial(build(name), clients=clients, width=width, local_epochs=None, local_steps=4).run(2)
+    epochs = make_trial(build_algorithm(name), clients=clients, width=width, local_epochs=2, momentum=0.0).run(2)
+    steps = make_trial(build_algorithm(name), clients=clients, width=width, local_epochs=None, local_steps=4).run(2)
     assert_same(get_states(steps), get_states(epochs))
 
 
 @pytest.mark.parametrize("name", studies.mark_others_slow(BY_STEPS))
-def test_loop_and_stack_take_the_same_steps(make_trial, assert_same, name):
-    """Of clients of one sample to twenty, who end amid different epochs; rates fall, and gradients are clipped."""
+def test_stack_with_local_steps_equals_loop(make_trial, assert_same, name):
+    """Clients with 1 to 20 samples end within different epochs. Rates decrease, and gradients are clipped."""
     settings = {"local_epochs": None, "local_steps": 5, "schedule": COSINE}
-    settings |= {"clip_norm": 0.3} if "clip_norm" not in build(name).unsupported_settings else {}
-    loop, *stacks = (make_trial(build(name), width=width, **settings).run(3) for width in (None, 3, 7))
+    settings |= {"clip_norm": 0.3} if "clip_norm" not in build_algorithm(name).unsupported_settings else {}
+    loop, *stacks = (make_trial(build_algorithm(name), width=width, **settings).run(3) for width in (None, 3, 7))
     for stack in stacks:
         assert_same(get_states(stack), get_states(loop), tolerance=ROUNDING)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_steps_do_not_depend_on_mates_or_blocks(make_trial, assert_same, width):
+def test_local_steps_do_not_depend_on_other_clients_in_stack(make_trial, assert_same, width):
     trial = make_trial("fedavg", width=width, local_epochs=None, local_steps=5, momentum=0.9).run()
     expected = [outcome.upload for outcome in trial.train([0, 2, 5])]
     assert_same([trial.train([client])[0].upload for client in (0, 2, 5)], expected)
 
 
-def test_noise_is_that_of_each_epochs_batches(make_clients, make_trial, assert_same):
+def test_stack_with_augmentation_and_local_steps_equals_loop(make_clients, make_trial, assert_same):
     clients = make_clients((1, 4, 4), transforms=Transforms(flip=True, crop=1))
     settings = {"local_epochs": None, "local_steps": 6}
     loop, stack = (make_trial("fedavg", "cnn", clients, width=width, **settings).run(2) for width in WIDTHS)
@@ -249,39 +249,39 @@ def test_noise_is_that_of_each_epochs_batches(make_clients, make_trial, assert_s
 
 
 class TwoPasses(FedAvg):
-    """Its steps as two passes of one stream."""
+    """FedAvg with two passes of one stream."""
 
     def local_passes(self):
         return (Train(self.loss), Train(self.loss))
 
 
-def test_a_second_pass_draws_other_batches(make_trial, assert_same):
+def test_stack_with_two_passes_of_local_steps_equals_loop(make_trial, assert_same):
     settings = {"local_epochs": None, "local_steps": 3}
     loop, stack = (make_trial(TwoPasses(), width=width, **settings).run(2) for width in WIDTHS)
     assert_same(get_states(stack), get_states(loop), tolerance=1e-12)
 
 
 class ByEpochs(FedAvg):
-    """Notes each epoch."""
+    """FedAvg with a hook after each epoch."""
 
     def local_passes(self):
         return (Train(self.loss, after=lambda client: client),)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_a_pass_that_goes_by_epochs_is_refused(make_trial, width):
+def test_local_steps_reject_pass_with_epoch_hook(make_trial, width):
     with pytest.raises(SettingsError, match=r"^federation\.local_steps: 3 .*ByEpochs\.local_passes .*`after`"):
         make_trial(ByEpochs(), width=width, local_epochs=None, local_steps=3).run()
 
 
-def test_a_round_by_steps_is_so_many_passes_over_a_clients_data():
+def test_count_epochs_converts_local_steps_to_epochs():
     by_steps = Federation(local_steps=6, batch_size=4)
     assert [by_steps.count_epochs(samples) for samples in (1, 4, 5, 24)] == [6, 6, 3, 1]
     assert Federation(local_steps=6, batch_size="full").count_epochs(100) == 6
     assert Federation(local_epochs=3).count_epochs(100) == 3
 
 
-def test_the_record_of_stacks_tells_the_steps(make_trial):
+def test_stack_description_contains_local_steps(make_trial):
     by_steps = make_trial("fedavg", width=3, local_epochs=None, local_steps=5)
     assert [stack["widths"] for stack in by_steps.executor.describe_stacks([0, 1, 2, 5], 1)] == [[[3, 5]], [[1, 5]]]
 
@@ -290,15 +290,16 @@ def test_the_record_of_stacks_tells_the_steps(make_trial):
 
 
 @pytest.mark.parametrize(
-    ("name", "width"), pair_with_widths(name for name in NAMES if "clip_norm" not in build(name).unsupported_settings)
+    ("name", "width"),
+    pair_with_widths(name for name in NAMES if "clip_norm" not in build_algorithm(name).unsupported_settings),
 )
-def test_a_norm_that_nobody_reaches_changes_no_bit(make_trial, assert_same, name, width):
-    clipped, plain = (make_trial(build(name), width=width, clip_norm=norm).run(2) for norm in (1e9, None))
+def test_clip_norm_larger_than_gradients_changes_no_bit(make_trial, assert_same, name, width):
+    clipped, plain = (make_trial(build_algorithm(name), width=width, clip_norm=norm).run(2) for norm in (1e9, None))
     assert_same(get_states(clipped), get_states(plain))
 
 
 def train_clipped_by_hand(trial, client, corrected, client_control, server_control, norm):
-    """SCAFFOLD's local steps on PyTorch's gradients, with PyTorch's clipping of the corrected ones."""
+    """Run SCAFFOLD's local steps with PyTorch's gradients and PyTorch's clipping of the corrected gradients."""
     network = nn.Sequential(nn.Flatten(), nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 4)).double()
     parameters = dict(zip(trial.server["model"], network.parameters(), strict=True))
     with torch.no_grad():
@@ -315,13 +316,13 @@ def train_clipped_by_hand(trial, client, corrected, client_control, server_contr
             parameters[name].grad += server_control[name] - client_control[name]
         norms.append(float(nn.utils.clip_grad_norm_(parameters.values(), norm)))
         rule.step()
-    assert max(norms) > norm > min(norms), "some are clipped"
+    assert max(norms) > norm > min(norms), "only some gradients are clipped"
     return {name: parameter.detach() for name, parameter in parameters.items()}
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("algorithm", [Scaffold(), FedPVR(layers=1)], ids=["scaffold", "fedpvr"])
-def test_scaffolds_corrected_gradient_is_clipped_as_a_whole(make_trial, assert_same, algorithm, width):
+def test_clip_norm_applies_to_corrected_gradient_of_scaffold(make_trial, assert_same, algorithm, width):
     norm = 0.9
     settings = {"local_epochs": 1, "learning_rate": 0.1, "weight_decay": 0.05, "clip_norm": norm}
     trial = make_trial(algorithm, width=width, participation=1.0, **settings).run(2)

@@ -9,28 +9,28 @@ from fedpipe.core import rng
 USES = list(itertools.product((0, 1), ("batches/0", "batches/1", "participants"), (0, 1, 11), (0, 1, 11)))
 
 
-def draw(use):
+def draw_integers(use):
     return tuple(rng.make_generator(*use).integers(2**62, size=4).tolist())
 
 
-def test_a_use_always_draws_the_same():
-    expected = {use: draw(use) for use in USES}
-    assert {use: draw(use) for use in reversed(USES)} == expected
+def test_generator_repeats_draws_in_any_order_of_uses():
+    expected = {use: draw_integers(use) for use in USES}
+    assert {use: draw_integers(use) for use in reversed(USES)} == expected
 
 
-def test_every_use_draws_its_own():
-    assert len({draw(use) for use in USES}) == len(USES)
+def test_generators_of_different_uses_have_different_draws():
+    assert len({draw_integers(use) for use in USES}) == len(USES)
     assert len({rng.derive_entropy(*use) for use in USES}) == len(USES)
 
 
-def test_neighboring_numbers_are_not_run_together():
+def test_entropy_separates_adjacent_numbers():
     """Round 1 of client 11 is not round 11 of client 1."""
     assert rng.derive_entropy(1, "a", 1, 11) != rng.derive_entropy(1, "a", 11, 1)
     assert rng.derive_entropy(1, "a", 1, 1) != rng.derive_entropy(11, "a", 1)
 
 
-def test_another_process_draws_the_same():
-    """No salted hash is part of it."""
+def test_entropy_is_equal_in_another_process():
+    """The entropy must not depend on Python's salted hash."""
     program = "from fedpipe.core import rng; print(rng.derive_entropy(3, 'batches/0', 2, 5))"
     output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert int(output) == rng.derive_entropy(3, "batches/0", 2, 5)
@@ -43,11 +43,11 @@ def test_entropy_has_128_bits():
     assert {value % 2 for value in values} == {0, 1}
 
 
-def test_round_and_client_are_0_where_they_do_not_matter():
+def test_entropy_uses_zero_for_missing_round_and_client():
     assert rng.derive_entropy(5, "init/0") == rng.derive_entropy(5, "init/0", 0, 0)
 
 
 @pytest.mark.parametrize(("seed", "value"), [(0, 0.5), (1, 0.5)])
-def test_numbers_are_spread(seed, value):
+def test_first_draws_of_generators_have_uniform_mean(seed, value):
     numbers = [rng.make_generator(seed, "spread", number).random() for number in range(400)]
     assert sum(numbers) / 400 == pytest.approx(value, abs=0.05)

@@ -1,4 +1,4 @@
-"""Which clients are computed in one call, how wide it is, and the plan of a pass."""
+"""Clients of stacks, widths of stacks, and batch plans of passes."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from fedpipe.engine.stack.stack_run import StackRun, _gather_batch
 from fedpipe.settings.transforms import Transforms
 
 
-def test_widths_grow_by_half_at_most():
+def test_allowed_stack_widths_contain_largest_width():
     assert schedule.get_allowed_stack_widths(32) == (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
     assert schedule.get_allowed_stack_widths(20) == (1, 2, 3, 4, 6, 8, 12, 16, 20)
     assert [schedule.get_allowed_stack_widths(width) for width in (1, 2, 3)] == [(1,), (1, 2), (1, 2, 3)]
 
 
-def test_a_stack_is_as_narrow_as_those_that_go_on_allow():
+def test_stack_width_decreases_as_clients_finish():
     assert schedule.split_steps_by_stack_width([5, 3, 3, 1, 1], (1, 2, 3, 4, 6)) == [
         StepRange(6, 0, 1),
         StepRange(3, 1, 3),
         StepRange(1, 3, 5),
     ]
     assert schedule.split_steps_by_stack_width([1, 5, 3], (1, 2, 3)) == [StepRange(3, 0, 3), StepRange(2, 3, 5)], (
-        "rows keep their places"
+        "rows keep their order"
     )
 
 
-def test_the_largest_clients_share_a_stack():
+def test_largest_clients_share_stack():
     sizes = np.array([3, 9, 3, 20, 1])
     assert schedule.group_clients_into_stacks(sizes, [4, 2, 0, 1, 3], 2) == [[3, 1], [0, 2], [4]]
 
@@ -47,8 +47,8 @@ def test_the_largest_clients_share_a_stack():
     ("samples", "clients", "participants", "batch"),
     [(70_000, 20, 20, 10), (60_000, 100, 10, 64), (60_000, 100, 100, 64), (60_000, 1000, 100, 10)],
 )
-def test_seven_of_ten_padded_samples_are_real(samples, clients, participants, batch):
-    """In the cases for which stacks of one width had a tenth to a quarter."""
+def test_stacks_contain_at_most_30_percent_padding(samples, clients, participants, batch):
+    """If stacks had one width, only 10 to 25 percent of the samples in these cases would not be padding."""
     labels, fractions, block_fractions = np.arange(samples) % 10, [], []
     for seed in range(3):
         scheme = Dirichlet(alpha=0.1, minimum=40 if clients == 20 else 1)
@@ -64,11 +64,11 @@ def test_seven_of_ten_padded_samples_are_real(samples, clients, participants, ba
         blocks = itertools.batched(ids, WIDTH_ON_GPU) if hasattr(itertools, "batched") else [ids]
         block_fractions += [sizes[list(block)].mean() / sizes[list(block)].max() for block in blocks]
     assert np.mean(fractions) >= 0.7
-    assert np.mean(block_fractions) < 0.6, "clients of equal sizes would prove nothing"
+    assert np.mean(block_fractions) < 0.6, "client sizes must differ"
 
 
 def gather_batches_stepwise(clients, orders, size, keys=None):
-    """How batches of all clients were gathered step by step, before there were plans."""
+    """Gather the batches of all clients step by step, without a plan."""
     longest = max(len(order) for order in orders)
     rows = np.zeros((len(orders), -(-longest // size) * size), np.int64)
     is_sample = np.zeros(rows.shape, bool)
@@ -94,7 +94,7 @@ def gather_batches_stepwise(clients, orders, size, keys=None):
         (Transforms(flip=True), {"steps": 2, "batches": 2}),
     ],
 )
-def test_a_plan_holds_the_batches_that_were_gathered_step_by_step(make_clients, make_trial, transforms, settings):
+def test_batch_plan_contains_batches_gathered_step_by_step(make_clients, make_trial, transforms, settings):
     clients = make_clients((1, 4, 4), transforms=transforms)
     trial = make_trial("fedavg", "cnn", clients, width=7)
     training = Train(trial.algorithm.loss, **settings)
@@ -126,6 +126,6 @@ def test_a_plan_holds_the_batches_that_were_gathered_step_by_step(make_clients, 
                 assert torch.equal(result[rows][present], value[present])
             assert torch.equal(row.mask[rows], batch[2])
     other_rows = [row for row, client in enumerate(stack_clients) if client == 3]
-    assert len(other_rows) == 1, "a client that another job trains"
+    assert len(other_rows) == 1, "another job trains one client"
     assert not batch_plan.live[:, other_rows].any()
     assert not batch_plan.mask[:, other_rows].any()

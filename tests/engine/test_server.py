@@ -18,12 +18,12 @@ ALGORITHMS = registry.list_components(component.ALGORITHM)
 AVERAGING = [name for name in ALGORITHMS if registry.find_component(component.ALGORITHM, name).server_optimizer_part]  # type: ignore[attr-defined]
 
 
-def build(name):
+def build_algorithm(name):
     return registry.build_component(component.ALGORITHM, name, {"feddual": {"epsilon": 0.1}}.get(name, {}))
 
 
 def mean(trial, part):
-    """The weighted mean of what was uploaded in the last round, by hand."""
+    """Compute the weighted mean of the last round's uploads by hand."""
     sizes = trial.clients.sizes[[outcome.client for outcome in trial.outcomes]]
     parts = [outcome.upload[part] for outcome in trial.outcomes]
     return Tensors(
@@ -36,7 +36,7 @@ def mean(trial, part):
 
 @dataclass(frozen=True, kw_only=True)
 class NaiveMomentum(FedAvg):
-    """Server momentum as one would write it, with whole models."""
+    """Server momentum of complete models, including running statistics."""
 
     equal: bool = False
 
@@ -50,7 +50,7 @@ class NaiveMomentum(FedAvg):
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_naive_server_momentum_leaves_running_statistics_the_mean_of_the_uploads(make_trial, assert_same, width):
+def test_running_statistics_with_server_momentum_are_mean_of_uploads(make_trial, assert_same, width):
     trial, min_variances = make_trial(NaiveMomentum(), "norm", width=width, participation=1.0, local_epochs=4), []
     raw_state = trial.server
     momentum = trial.net.parameters(trial.server["model"]).zeros()
@@ -65,10 +65,10 @@ def test_naive_server_momentum_leaves_running_statistics_the_mean_of_the_uploads
         momentum = 0.9 * momentum + (previous - trial.net.parameters(expected))
         assert_same(trial.net.parameters(model), previous - momentum, tolerance=1e-12)
         assert tuple(model) == trial.net.names + trial.net.buffer_names
-    assert min(min_variances) < 0, "the rule alone drives a variance below 0, or this test shows nothing"
+    assert min(min_variances) < 0, "the rule alone must make a variance negative"
 
 
-def test_statistics_are_weighted_as_the_rule_weighs(make_trial, assert_same):
+def test_running_statistics_use_weights_of_aggregation(make_trial, assert_same):
     trial = make_trial(NaiveMomentum(equal=True), "norm").run()
     statistics_by_client = [trial.net.buffers(outcome.upload["model"]) for outcome in trial.outcomes]
     expected = statistics_by_client[0].map(torch.zeros_like)
@@ -79,19 +79,19 @@ def test_statistics_are_weighted_as_the_rule_weighs(make_trial, assert_same):
 
 @dataclass(frozen=True, kw_only=True)
 class ParametersOnly(FedAvg):
-    """A rule without running statistics."""
+    """Aggregates parameters without running statistics."""
 
     def aggregate(self, server, uploads):
         return {"model": self.net.parameters(uploads.mean("model"))}
 
 
-def test_statistics_that_a_rule_leaves_out_are_those_of_fedavg(make_trial, assert_same):
+def test_aggregation_without_running_statistics_equals_fedavg(make_trial, assert_same):
     parameters_trial, plain = (make_trial(algorithm, "norm").run(3) for algorithm in (ParametersOnly(), FedAvg()))
     assert_same(parameters_trial.server, plain.server)
 
 
 @pytest.mark.parametrize("buffers", ["keep", "drop"])
-def test_where_models_hold_no_statistics_there_is_nothing_to_average(make_trial, assert_same, buffers):
+def test_server_model_without_running_statistics_has_only_parameters(make_trial, assert_same, buffers):
     trial = make_trial(NaiveMomentum(), "norm", buffers=buffers).run(2)
     assert tuple(trial.server["model"]) == trial.net.names
 
@@ -100,7 +100,7 @@ def test_where_models_hold_no_statistics_there_is_nothing_to_average(make_trial,
 
 
 def apply_updates(rule, deltas, x=1.0):
-    """Where a scalar model is after each of these mean updates."""
+    """Apply mean updates to a scalar model. Return its values after each update, and the final moments."""
     rule, point = Server(**rule), Tensors({"x": torch.tensor(x, dtype=torch.float64)})
     state, result = init_server_optimizer_moments(rule, point), []
     for delta in deltas:
@@ -111,22 +111,22 @@ def apply_updates(rule, deltas, x=1.0):
     return result, {name: float(value["x"]) for name, value in state.items()}
 
 
-def test_fedavgm_by_hand():
+def test_fedavgm_matches_hand_computed_steps():
     """Momentum 1/2: m is 1, 3/2, 3/4."""
     result, state = apply_updates({"optimizer": "momentum", "momentum": 0.5, "learning_rate": 0.1}, [1.0, 1.0, 0.0])
     assert result == pytest.approx([1.1, 1.25, 1.325], rel=1e-15)
     assert state == {M: 0.75}
 
 
-def test_fedadagrad_by_hand():
-    """With tau 0.6, v begins at 0.36: 1 after 0.8, 1.5625 after 0.75; its roots are 1 and 1.25."""
+def test_fedadagrad_matches_hand_computed_steps():
+    """With tau 0.6, v starts at 0.36. It is 1 after 0.8 and 1.5625 after 0.75. Its roots are 1 and 1.25."""
     result, state = apply_updates({"optimizer": "adagrad", "tau": 0.6}, [0.8, 0.75])
     assert result == pytest.approx([1.5, 1.5 + 0.75 / 1.85], rel=1e-14)
     assert state == pytest.approx({M: 0.75, V: 1.5625}, rel=1e-14)
 
 
-def test_fedadam_by_hand():
-    """m is 0.1, 0.29; v is 0.9 * 0.25 + 0.1 = 0.325, then 0.9 * 0.325 + 0.4 = 0.6925; and no bias correction."""
+def test_fedadam_matches_hand_computed_steps():
+    """m is 0.1, 0.29. v is 0.9 * 0.25 + 0.1 = 0.325, then 0.9 * 0.325 + 0.4 = 0.6925. No bias is corrected."""
     result, state = apply_updates(
         {"optimizer": "adam", "beta1": 0.9, "beta2": 0.9, "tau": 0.5, "learning_rate": 0.01}, [1.0, 2.0]
     )
@@ -135,7 +135,7 @@ def test_fedadam_by_hand():
     assert state == pytest.approx({M: 0.29, V: 0.6925}, rel=1e-14)
 
 
-def test_fedyogi_by_hand():
+def test_fedyogi_matches_hand_computed_steps():
     """v is 0.25, then 0.25 + 0.1 * 1 since it is less than 1, then 0.35 - 0.1 * 0.04 since it is more than 0.04."""
     result, state = apply_updates(
         {"optimizer": "yogi", "beta1": 0.0, "beta2": 0.9, "tau": 0.5, "learning_rate": 0.01}, [1.0, -0.2]
@@ -145,15 +145,15 @@ def test_fedyogi_by_hand():
     assert state == pytest.approx({M: -0.2, V: 0.346}, rel=1e-14)
 
 
-def test_before_the_first_round_v_is_tau_squared():
-    """So that an update of zeros moves nothing, and the first step is bounded by eta (1 - beta1) |delta| / 2 tau."""
+def test_second_moment_starts_at_tau_squared():
+    """An update of zeros changes no parameter. The first step is at most eta (1 - beta1) |delta| / 2 tau."""
     for optimizer in ("adam", "yogi", "adagrad"):
         rule = Server(optimizer=optimizer, tau=0.25)
         assert init_server_optimizer_moments(rule, Tensors(x=torch.ones(2)))[V]["x"].tolist() == [0.0625, 0.0625]
         assert apply_updates({"optimizer": optimizer, "tau": 0.25}, [0.0])[0] == [1.0]
 
 
-def test_defaults():
+def test_server_optimizers_have_expected_defaults():
     defaults = {name: Server(optimizer=name).model_dump() for name in ("sgd", "momentum", "adam", "yogi", "adagrad")}
     adaptive = {"learning_rate": 1.0, "beta1": 0.9, "beta2": 0.99, "tau": 0.001}
     assert defaults == {
@@ -177,8 +177,8 @@ RULES = [
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["optimizer"])
-def test_rounds_are_those_of_the_papers(make_trial, rule):
-    """FedAvg with each rule equals a recomputation by NumPy from the uploads. Statistics are the mean."""
+def test_server_optimizer_rounds_match_numpy_recomputation(make_trial, rule):
+    """NumPy computes the rules of the papers from the uploads. Running statistics are the mean of the uploads."""
     trial = make_trial(FedAvg(), "norm", server=rule)
     eta, names = rule["learning_rate"], trial.net.names
     x = {name: trial.server["model"][name].numpy().copy() for name in names}
@@ -213,17 +213,18 @@ def test_rounds_are_those_of_the_papers(make_trial, rule):
 
 
 @pytest.mark.parametrize("name", AVERAGING)
-def test_sgd_at_rate_1_is_no_optimizer_at_all(make_trial, assert_same, name):
+def test_server_sgd_with_learning_rate_1_equals_no_optimizer(make_trial, assert_same, name):
     optimizer_trial, plain = (
-        make_trial(build(name), "norm", **settings).run(2) for settings in ({"server": {"optimizer": "sgd"}}, {})
+        make_trial(build_algorithm(name), "norm", **settings).run(2)
+        for settings in ({"server": {"optimizer": "sgd"}}, {})
     )
     assert_same(optimizer_trial.server, plain.server)
 
 
 @pytest.mark.parametrize("name", AVERAGING)
-def test_any_method_that_averages_models_takes_one(make_trial, assert_same, name):
-    """Its own next state, of which the averaged part is moved; all else is its own, statistics too."""
-    trial = make_trial(build(name), "norm", server={"optimizer": "adam", "learning_rate": 0.01}).run()
+def test_server_optimizer_changes_only_averaged_part(make_trial, assert_same, name):
+    """All other parts and the running statistics are the result of the method's own rule."""
+    trial = make_trial(build_algorithm(name), "norm", server={"optimizer": "adam", "learning_rate": 0.01}).run()
     part, previous = trial.algorithm.server_optimizer_part, trial.server
     uploads = trial.collect_uploads(trial.train())
     algorithm = trial.algorithm.bind_round(2, trial.clients.seed)
@@ -244,9 +245,11 @@ def test_any_method_that_averages_models_takes_one(make_trial, assert_same, name
 
 
 @pytest.mark.parametrize("name", AVERAGING)
-def test_what_it_moves_is_what_clients_receive(make_trial, name):
+def test_clients_receive_part_changed_by_server_optimizer(make_trial, name):
     """With a rate of 0 the model does not change, although the method's rule would change it."""
-    frozen_trial, moving_trial = (make_trial(build(name), server={"learning_rate": rate}) for rate in (0.0, 0.5))
+    frozen_trial, moving_trial = (
+        make_trial(build_algorithm(name), server={"learning_rate": rate}) for rate in (0.0, 0.5)
+    )
     initial = frozen_trial.start(5)["model"]
     for trial in (frozen_trial, moving_trial):
         trial.run(1, ids=[5])
@@ -256,7 +259,7 @@ def test_what_it_moves_is_what_clients_receive(make_trial, name):
     assert any(not torch.equal(moving_trial.server[part][tensor], initial[tensor]) for tensor in tensor_names)
 
 
-def test_the_methods_that_average_no_model():
+def test_methods_without_averaged_model_have_no_server_optimizer_part():
     non_averaging_methods = {
         "cfl",
         "cwfedavg",

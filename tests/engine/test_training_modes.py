@@ -1,4 +1,4 @@
-"""BatchNorm, dropout and transforms: what a client computes alone it computes in any stack, whatever the policy."""
+"""BatchNorm, dropout and transforms have equal results alone and in a stack, for all values of `buffers`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedpipe.settings.transforms import Transforms
 CHANGES = Transforms(mean=(0.1,), std=(2.0,), crop=1, flip=True, rotation=40)
 
 
-def build(dropout=0.5):
+def build_network(dropout=0.5):
     body = nn.Sequential(
         nn.Conv2d(1, 4, 3, padding=1),
         nn.BatchNorm2d(4),
@@ -46,20 +46,20 @@ def trial(make_clients, make_trial):
     def make(width=None, transforms=CHANGES, threads=1, algorithm=None, **settings):
         clients = make_clients((1, 4, 4), transforms=transforms)
         settings = {"participation": 1.0, "width": width, "threads": threads} | settings
-        return make_trial(algorithm or FedAvg(), build, clients, **settings)
+        return make_trial(algorithm or FedAvg(), build_network, clients, **settings)
 
     return make
 
 
 @pytest.mark.parametrize("buffers", ["average", "keep", "drop"])
-def test_a_stack_computes_what_the_loop_computes(trial, assert_same, buffers):
+def test_stack_with_batch_norm_dropout_and_transforms_equals_loop(trial, assert_same, buffers):
     loop, stack = (trial(width, buffers=buffers).run(2, tests=("local",)) for width in (None, 3))
     assert_same(list_uploads(stack.outcomes), list_uploads(loop.outcomes), tolerance=1e-10)
     assert_same(stack.server, loop.server, tolerance=1e-10)
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_a_clients_bits_do_not_depend_on_its_mates(trial, assert_same, width):
+def test_client_bits_do_not_depend_on_other_clients(trial, assert_same, width):
     run_trial = trial(width).run()
     outcomes_together = list_uploads(run_trial.train([1, 4, 7], tests=("local",)))
     assert_same(list_uploads(run_trial.train([4], tests=("local",))), outcomes_together[1:2])
@@ -69,7 +69,7 @@ def test_a_clients_bits_do_not_depend_on_its_mates(trial, assert_same, width):
     )
 
 
-def test_noise_is_new_in_every_epoch_and_round_and_at_every_client(trial):
+def test_noise_keys_differ_between_clients_rounds_streams_and_epochs(trial):
     clients = trial().clients
     keys = {
         clients.get_noise_key(client, round, stream, epoch)
@@ -82,18 +82,18 @@ def test_noise_is_new_in_every_epoch_and_round_and_at_every_client(trial):
     assert all(0 <= key < 2**62 for key in keys)
 
 
-def test_evaluation_neither_drops_nor_changes(trial):
+def test_network_in_evaluation_matches_pytorch_eval_mode(trial):
     run_trial = trial(transforms=Transforms())
     model, x = run_trial.server["model"], run_trial.clients.gather_samples(run_trial.clients.test[7])[0]
     module = run_trial.net.copy_for_thread()
     assert torch.equal(module(model, x), run_trial.net(model, x))
-    plain = build().double().eval()
+    plain = build_network().double().eval()
     plain.load_state_dict(model, strict=False)
     torch.testing.assert_close(run_trial.net(model, x), plain(x), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_test_images_change_only_if_asked_for(trial, width):
+def test_client_test_images_are_augmented_only_with_on_test(trial, width):
     first, same, other = (
         [
             outcome.scores["global"].loss
@@ -106,7 +106,7 @@ def test_test_images_change_only_if_asked_for(trial, width):
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_test_images_of_the_server_change_only_if_asked_for(trial, width, assert_same):
+def test_server_test_images_are_augmented_only_with_on_test(trial, width, assert_same):
     trials = [
         trial(width, transforms)
         for transforms in (Transforms(), Transforms(flip=True), Transforms(flip=True, on_test=True))
@@ -122,16 +122,16 @@ def test_test_images_of_the_server_change_only_if_asked_for(trial, width, assert
     assert_same(other, expected, tolerance=1e-12)
     assert (other - plain).abs().amax(1).count_nonzero() > len(indices) / 4
     next_round_logits = trials[2].executor.compute_logits(trials[2].server["model"], indices, 2)
-    assert not torch.equal(other, next_round_logits), "each round has different changes"
+    assert not torch.equal(other, next_round_logits), "each round has different augmentation"
 
 
-def test_training_images_change(trial, assert_same):
+def test_training_images_are_augmented(trial, assert_same):
     plain, changed = (trial(transforms=transforms).train() for transforms in (Transforms(), Transforms(crop=1)))
     with pytest.raises(AssertionError):
         assert_same(list_uploads(plain), list_uploads(changed), tolerance=1e-6)
 
 
-def test_averaged_statistics_are_the_mean_of_the_clients(trial):
+def test_averaged_running_statistics_are_mean_of_clients(trial):
     run_trial = trial()
     uploads = run_trial.collect_uploads(run_trial.train())
     run_trial.run()
@@ -141,12 +141,12 @@ def test_averaged_statistics_are_the_mean_of_the_clients(trial):
         assert not torch.equal(mean, run_trial.initial_model(0)[name])
 
 
-def test_one_clients_statistics_are_pytorchs(trial):
-    """Without dropout, a round of FedAvg's client is a PyTorch module in training mode, its statistics included."""
+def test_client_training_with_batch_norm_matches_pytorch(trial):
+    """Without dropout, parameters and running statistics equal those of a PyTorch module in training mode."""
     run_trial = trial(transforms=Transforms())
     run_trial.net._module.get_submodule("body.3").p = run_trial.net._module.get_submodule("body.8").p = 0
     run_trial.executor._idle_workers = [run_trial.algorithm]
-    module = build(0.0).double().train()
+    module = build_network(0.0).double().train()
     module.load_state_dict(run_trial.server["model"], strict=False)
     rule = torch.optim.SGD(module.parameters(), run_trial.algorithm.federation.learning_rate)
     for epoch in range(2):
@@ -163,10 +163,10 @@ def test_one_clients_statistics_are_pytorchs(trial):
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_kept_statistics_stay_at_their_client(trial, assert_same, width):
+def test_kept_running_statistics_are_not_uploaded(trial, assert_same, width):
     run_trial = trial(width, buffers="keep", participation=0.5).run(2)
     sizes = {count_bytes(outcome.upload) for outcome in run_trial.outcomes}
-    parameters = sum(value.numel() for value in build().parameters())
+    parameters = sum(value.numel() for value in build_network().parameters())
     assert sizes == {8 * parameters}
     assert not any("running" in name for name in run_trial.server["model"])
     absent_client = next(
@@ -178,7 +178,7 @@ def test_kept_statistics_stay_at_their_client(trial, assert_same, width):
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_the_personal_model_is_measured_with_the_clients_own_statistics(trial, width):
+def test_personal_model_is_evaluated_with_running_statistics_of_client(trial, width):
     run_trial = trial(width, buffers="keep", transforms=Transforms()).run(2)
     client = 7
     (outcome,) = run_trial.train([client], tests=("local",), phase="receive")
@@ -190,13 +190,13 @@ def test_the_personal_model_is_measured_with_the_clients_own_statistics(trial, w
     assert not torch.allclose(other_logits, logits)
 
 
-def test_without_running_statistics_nothing_is_stored(trial):
+def test_dropped_running_statistics_are_not_stored(trial):
     run_trial = trial(buffers="drop").run()
     assert not any("running" in name for name in run_trial.server["model"])
     assert run_trial.net.client_buffers == {}
 
 
-def test_frozen_parameters_are_neither_trained_nor_sent(make_clients, make_trial):
+def test_frozen_parameters_are_neither_trained_nor_uploaded(make_clients, make_trial):
     def frozen():
         torch.manual_seed(1)
         body = nn.Sequential(nn.Linear(5, 6), nn.ReLU())
@@ -213,7 +213,7 @@ def test_frozen_parameters_are_neither_trained_nor_sent(make_clients, make_trial
     assert run_trial.outcomes[0].upload["model"].keys() == {"head.weight", "head.bias"}
 
 
-def test_bytes_are_fractions_and_tokens_stay_integers():
+def test_image_bytes_become_fractions_and_token_ids_stay_integers():
     y, parts = torch.zeros(2, dtype=torch.long), [np.array([0, 1])]
     images = torch.tensor([[[[0, 255]]], [[[51, 102]]]], dtype=torch.uint8)
     clients = FederatedData(images, y, parts, parts, parts[0], 1, 0, torch.float64)
@@ -241,7 +241,7 @@ def test_normalization_layers_are_found_by_type():
     assert net.buffer_names == ("body.1.calm.running_mean", "body.1.calm.running_var")
 
 
-def test_a_fresh_model_holds_what_travels(trial):
+def test_initial_model_contains_parameters_and_buffers(trial):
     net = trial().net
     model = net.make_initial_model(rng.derive_entropy(0, "init/0"))
     assert tuple(model) == net.names + net.buffer_names

@@ -1,4 +1,4 @@
-"""Weights as torchvision and timm publish them, with generated values, and a server for them."""
+"""Weights in the published formats of torchvision and timm, with random values, and a server for these files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TIMM_REPOSITORY = "timm/test_vit.r160_in1k"
 
 
 def randomize(network: nn.Module, seed: int = 4) -> dict[str, Tensor]:
-    """A state dict of a network with random numbers, whose variances are positive."""
+    """Return a state dict of a network with random numbers and positive variances."""
     random = torch.Generator().manual_seed(seed)
     return {
         name: torch.rand(value.shape, generator=random) / 10 + 0.01 if value.is_floating_point() else value
@@ -43,7 +43,7 @@ def write_torchvision_weights(architecture: str, folder: Path) -> tuple[Path, di
 
 
 def publish(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    """Let torchvision publish weights V1 at this address. Their hash is not that of the real ones."""
+    """Let torchvision publish weights V1 at this address. Their hash differs from that of the real weights."""
     entries = [SimpleNamespace(name="IMAGENET1K_V1", url=address, meta={"min_size": (1, 1)})]
     monkeypatch.setattr(Torchvision, "_list_weights_entries", lambda _: entries)
 
@@ -69,7 +69,7 @@ def write_timm_cache(cache: Path) -> tuple[Path, dict[str, Tensor]]:
 
 @contextmanager
 def serve(folder: Path) -> Iterator[str]:
-    """Serve the files of a folder, and give the address."""
+    """Serve the files of a folder, and yield the address."""
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *_: Any) -> None: ...

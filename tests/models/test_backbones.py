@@ -1,4 +1,4 @@
-"""Networks of torchvision and timm are split into body and head, and compute what their library computes."""
+"""Networks of torchvision and timm are split into body and head, and compute the logits of their library."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def make_inputs(shape: tuple[int, ...], count: int = 2) -> Tensor:
     return torch.randn(count, *shape, generator=torch.Generator().manual_seed(1))
 
 
-def test_the_smallest_network_of_each_family_is_tested() -> None:
+def test_smallest_networks_cover_all_torchvision_families() -> None:
     modules = {library.get_model_builder(name).__module__ for name in SMALLEST}
     assert modules == {library.get_model_builder(name).__module__ for name in library.list_models(module=library)}
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
-def test_body_and_head_compute_the_logits_of_torchvision(architecture: str) -> None:
+def test_body_and_head_match_logits_of_torchvision(architecture: str) -> None:
     shape = (3, SMALLEST[architecture], SMALLEST[architecture])
     model = build_model(architecture=architecture)
     model.check(shape, CLASSES)
@@ -90,7 +90,7 @@ def test_body_and_head_compute_the_logits_of_torchvision(architecture: str) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", library.list_models(module=library)[::3])  # a check takes half a second
-def test_every_network_of_torchvision_takes_its_own_image_size(architecture: str) -> None:
+def test_every_torchvision_network_accepts_its_image_size(architecture: str) -> None:
     model = build_model(architecture=architecture)
     entries = model._list_weights_entries()  # type: ignore[attr-defined]
     side = max(224 if architecture.startswith("maxvit") else 75, *(entry.meta["min_size"][0] for entry in entries))
@@ -98,7 +98,7 @@ def test_every_network_of_torchvision_takes_its_own_image_size(architecture: str
     assert [entry.name for entry in entries] == model.list_weights() != []
 
 
-def test_a_network_without_values_has_the_names_and_shapes_of_the_real_one() -> None:
+def test_network_without_weights_has_names_and_shapes_of_real_network() -> None:
     model = build_model(architecture="mobilenet_v3_small", norm="group")
     empty, real = model.build_without_weights((3, 32, 32), 3), model.build((3, 32, 32), 3)
     assert all(value.is_meta for value in empty.state_dict().values())
@@ -107,7 +107,7 @@ def test_a_network_without_values_has_the_names_and_shapes_of_the_real_one() -> 
     }
 
 
-def test_tables_of_positions_are_constants() -> None:
+def test_position_index_tables_are_neither_parameters_nor_buffers() -> None:
     net = FunctionalNetwork(
         lambda: build_model(architecture="swin_t").build_without_weights((3, 32, 32), 3), device="meta"
     )
@@ -132,7 +132,7 @@ def test_stochastic_depth_drops_samples() -> None:
 
 
 @pytest.mark.parametrize(("channels", "groups"), [(64, 32), (24, 24), (40, 20), (37, 1), (58, 29), (7, 7)])
-def test_the_groups_divide_the_channels(channels: int, groups: int) -> None:
+def test_group_norm_groups_divide_channels(channels: int, groups: int) -> None:
     layer = make_group_norm(nn.BatchNorm2d(channels, eps=1e-3))
     assert (layer.num_groups, layer.num_channels, layer.eps) == (groups, channels, 1e-3)
 
@@ -145,7 +145,7 @@ def test_group_norm_replaces_batch_norm() -> None:
     assert not list(network.buffers())
 
 
-def test_a_frozen_batch_norm_is_batch_norm_in_evaluation() -> None:
+def test_frozen_batch_norm_equals_batch_norm_in_evaluation() -> None:
     layer = nn.BatchNorm2d(3, eps=0.1)
     layer.load_state_dict(randomize(layer))
     x = make_inputs((3, 4, 4))
@@ -170,7 +170,7 @@ def test_a_frozen_batch_norm_is_batch_norm_in_evaluation() -> None:
         pytest.param("test_mambaout", (3, 32, 32), marks=pytest.mark.slow),
     ],
 )
-def test_body_and_head_compute_the_logits_of_timm(architecture: str, shape: tuple[int, ...]) -> None:
+def test_body_and_head_match_logits_of_timm(architecture: str, shape: tuple[int, ...]) -> None:
     import timm
 
     model = build_model("timm", architecture=architecture)
@@ -281,7 +281,7 @@ def test_body_and_head_compute_the_logits_of_timm(architecture: str, shape: tupl
         ),
     ],
 )
-def test_a_mistake_names_the_key_and_its_cure(
+def test_backbone_rejects_invalid_settings(
     name: str,
     shape: tuple[int, ...],
     parameters: dict[str, Any],
@@ -296,7 +296,7 @@ def test_a_mistake_names_the_key_and_its_cure(
     assert "\n" not in str(error.value)
 
 
-def test_noise_without_a_seed_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backbone_with_unseeded_noise_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """DenseNet calls `F.dropout` if its rate is positive."""
     get_model = library.get_model
     monkeypatch.setattr(library, "get_model", lambda *args, **kwargs: get_model(*args, **kwargs, drop_rate=0.1))
@@ -306,7 +306,7 @@ def test_noise_without_a_seed_is_rejected(monkeypatch: pytest.MonkeyPatch) -> No
         build_model(architecture="densenet169").check((3, 32, 32), 10)
 
 
-def test_a_missing_library_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_timm_error_contains_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     from fedpipe.models import timm as module
 
     module._list_architectures.cache_clear()

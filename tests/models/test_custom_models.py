@@ -201,7 +201,7 @@ def build_model(name: str, **parameters: Any) -> Model:
 
 
 @pytest.mark.parametrize("name", ["make", "network", "Family"])
-def test_its_networks_are_those_of_its_code(name: str) -> None:
+def test_custom_model_builds_network_of_its_code(name: str) -> None:
     family = build_model(name)
     family.check((1, 2, 3), 4)
     net = FunctionalNetwork(lambda: family.build((1, 2, 3), 4))
@@ -214,7 +214,7 @@ def test_its_networks_are_those_of_its_code(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["make", "Family"])
-def test_it_can_be_built_from_the_settings_of_a_run(name: str) -> None:
+def test_custom_model_is_built_from_run_settings(name: str) -> None:
     raw = {"model": {"name": f"own_models.{name}"}}
     params = parser.parse_params(raw)
     assert params.model == build_model(name)
@@ -224,7 +224,7 @@ def test_it_can_be_built_from_the_settings_of_a_run(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["make", "Family"])
-def test_a_change_of_its_source_changes_its_digest(name: str, custom_models: Path) -> None:
+def test_code_digest_depends_on_source_of_custom_model(name: str, custom_models: Path) -> None:
     digest = code_digest.compute_code_digest(*build_model(name).list_hashed_code())
     assert custom_models in digest.files
     custom_models.write_text(CUSTOM_MODULE.replace("Tanh", "ReLU"))
@@ -232,7 +232,7 @@ def test_a_change_of_its_source_changes_its_digest(name: str, custom_models: Pat
     assert code_digest.compute_code_digest(*build_model(name).list_hashed_code()).text != digest.text
 
 
-def test_its_docstring_and_parameters_can_be_read() -> None:
+def test_custom_function_has_summary_and_parameters() -> None:
     assert component.get_docstring_summary(type(build_model("make"))) == "Two layers."
     assert [field.name for field in component.list_parameters(type(build_model("make")))] == ["weights", "sha256"]
     assert registry.is_component(component.MODEL, "own_models.make")
@@ -240,27 +240,27 @@ def test_its_docstring_and_parameters_can_be_read() -> None:
 
 
 @pytest.mark.parametrize("name", ["Plain", "anonymous", "NUMBER"])
-def test_an_object_that_is_not_a_model_is_rejected(name: str, custom_models: Path) -> None:
+def test_model_name_rejects_object_that_is_not_model(name: str, custom_models: Path) -> None:
     custom_models.write_text(CUSTOM_MODULE + "NUMBER = 3\n")
     with pytest.raises(SettingsError, match=rf"^model\.name: 'own_models\.{name}' is not a model"):
         registry.find_component(component.MODEL, f"own_models.{name}", "model.name")
 
 
-def test_a_function_that_takes_no_shape_is_never_called(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_function_without_shape_argument_is_never_called(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchvision's functions would use the shape as `pretrained` and download weights."""
     monkeypatch.setattr("torch.hub.load_state_dict_from_url", lambda *_, **__: pytest.fail("a download"))
     with pytest.raises(SettingsError, match=r"^model\.name: 'torchvision\.models\.resnet18' is not a model"):
         parser.parse_params({"model": {"name": "torchvision.models.resnet18"}})
 
 
-def test_a_network_is_checked_with_inputs_of_the_data_sets_kind() -> None:
-    """Jobs with token ids would fail if the check used only numbers."""
+def test_custom_model_is_checked_with_inputs_of_data_set() -> None:
+    """Jobs with token ids would fail if the check used only floating-point inputs."""
     text = {"dataset": {"name": "imdb", "length": 8}, "study": {"algorithms": ["fedavg"]}}
     with pytest.raises(SettingsError, match=r"^model\.name: .*'own_models\.make' .*token ids of shape \(8,"):
         parser.parse_params(text | {"model": {"name": "own_models.make"}})
 
 
-def test_a_function_that_does_not_return_body_and_head_is_rejected_before_any_job() -> None:
+def test_custom_function_with_wrong_result_or_exception_is_rejected() -> None:
     with pytest.raises(SettingsError, match=r"^model\.name: 'own_models\.head_only' returns Linear"):
         parser.parse_params({"model": {"name": "own_models.head_only"}})
     message = r"^model\.name: 'own_models\.failing' fails .*\(1, 8, 8\) .*10 classes \(ValueError: too few pixels\)"
@@ -268,7 +268,7 @@ def test_a_function_that_does_not_return_body_and_head_is_rejected_before_any_jo
         parser.parse_params({"model": {"name": "own_models.failing"}})
 
 
-def test_a_network_that_does_not_fit_the_data_is_rejected_before_any_job() -> None:
+def test_custom_model_with_wrong_shapes_is_rejected() -> None:
     with pytest.raises(SettingsError, match=r"^model\.name: .*'own_models\.other_classes' .*\(2, 3\) .*\(2, 10\)"):
         parser.parse_params({"model": {"name": "own_models.other_classes"}})
     with pytest.raises(SettingsError, match=r"^model\.name: .*'own_models\.other_features' fails .*\(1, 8, 8\)"):
@@ -289,18 +289,18 @@ def test_a_network_that_does_not_fit_the_data_is_rejected_before_any_job() -> No
         ("cumulative", r"the network of 'own_models\.cumulative' can't be trained .* momentum=None"),
     ],
 )
-def test_layers_that_do_not_depend_only_on_seeds_are_rejected_before_any_job(name: str, message: str) -> None:
-    """Runs with the same key would have other numbers, and evaluation would drop values."""
+def test_impure_layers_of_custom_model_are_rejected(name: str, message: str) -> None:
+    """Runs with the same key would have different results, and evaluation would use dropout."""
     with pytest.raises(SettingsError, match=rf"^model\.name: {message}"):
         parser.parse_params({"model": {"name": f"own_models.{name}"}})
 
 
 @pytest.mark.parametrize("name", ["usual", "still_attention"])
-def test_usual_layers_are_accepted(name: str) -> None:
+def test_common_layers_of_custom_model_are_accepted(name: str) -> None:
     parser.parse_params({"model": {"name": f"own_models.{name}"}})
 
 
-def test_lazy_layers_have_their_sizes_before_a_model_is_made() -> None:
+def test_lazy_layers_have_sizes_in_initial_model() -> None:
     parser.parse_params({"model": {"name": "own_models.lazy"}})
     net = FunctionalNetwork(lambda: build_model("lazy").build((1, 8, 8), 10))
     model = net.make_initial_model(1)
@@ -319,7 +319,7 @@ def test_lazy_layers_have_their_sizes_before_a_model_is_made() -> None:
     assert torch.equal(model["body.2.running_mean"], torch.zeros(5))
 
 
-def test_a_dropout_layer_that_is_used_twice_is_replaced_twice() -> None:
+def test_shared_dropout_layer_is_replaced_at_each_use() -> None:
     net = FunctionalNetwork(lambda: build_model("usual").build((1, 8, 8), 10))
     assert net.has_dropout
     assert not [layer for layer in net._module.modules() if type(layer) is torch.nn.Dropout]
@@ -333,7 +333,7 @@ def test_a_dropout_layer_that_is_used_twice_is_replaced_twice() -> None:
     assert not torch.equal(compute_logits(1), compute_logits(2))
 
 
-def test_a_class_with_hidden_parameters_is_rejected() -> None:
+def test_model_class_without_dataclass_decorator_is_rejected() -> None:
     with pytest.raises(SettingsError, match=r"^model: 'own_models\.Bare' has fields\. .*@dataclass"):
         build_model("Bare")
 
@@ -346,7 +346,7 @@ def test_a_class_with_hidden_parameters_is_rejected() -> None:
         ("\nx = y\n", "NameError: name 'y' is not defined, own_models.py, line 2"),
     ],
 )
-def test_a_failed_import_is_one_message(text: str, reason: str, custom_models: Path) -> None:
+def test_import_error_of_custom_module_has_single_line(text: str, reason: str, custom_models: Path) -> None:
     custom_models.write_text(text)
     with pytest.raises(SettingsError) as error:
         build_model("make")
@@ -354,7 +354,7 @@ def test_a_failed_import_is_one_message(text: str, reason: str, custom_models: P
     assert "\n" not in str(error.value)
 
 
-def test_other_arguments_of_a_function_are_parameters() -> None:
+def test_extra_function_arguments_are_model_parameters() -> None:
     wide, usual = build_model("sized", width=3, act="tanh"), build_model("sized")
     body = wide.build((9,), 2).body
     assert [tuple(value.shape) for value in body.state_dict().values()] == [(3, 9), (3,)]
@@ -382,7 +382,7 @@ def test_other_arguments_of_a_function_are_parameters() -> None:
         ),
     ],
 )
-def test_invalid_parameters_of_a_function_are_one_message(settings: dict[str, Any], message: str) -> None:
+def test_invalid_function_parameters_are_rejected_in_single_line(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError) as error:
         parser.parse_params({"model": settings | {"name": f"own_models.{settings['name']}"}})
     assert str(error.value).startswith(message)
@@ -390,13 +390,13 @@ def test_invalid_parameters_of_a_function_are_one_message(settings: dict[str, An
 
 
 @pytest.mark.parametrize("name", ["listed", "Listed"])
-def test_parameters_may_be_lists(name: str) -> None:
+def test_custom_model_accepts_list_parameters(name: str) -> None:
     params = parser.parse_params({"model": {"name": f"own_models.{name}", "widths": [5, 6]}})
     shapes = [tuple(value.shape) for value in params.model.build((9,), 2).state_dict().values()]
     assert shapes == [(5, 9), (5,), (6, 5), (6,), (2, 6), (2,)]
 
 
-def test_the_check_leaves_global_generators_alone() -> None:
+def test_model_check_keeps_global_generator_state() -> None:
     state = torch.get_rng_state()
     build_model("make").check((9,), 2)
     assert torch.equal(torch.get_rng_state(), state)

@@ -23,13 +23,13 @@ def make_batch_norms(channels=3, track=True):
     return theirs, ours, mode
 
 
-def test_evaluation_agrees_with_pytorch():
+def test_batch_norm_in_evaluation_equals_pytorch():
     theirs, ours, _ = make_batch_norms()
     x = torch.randn(4, 3, 2, 2, dtype=torch.float64)
     assert torch.equal(ours(x), theirs.eval()(x))
 
 
-def test_training_and_running_statistics_agree_with_pytorch():
+def test_batch_norm_training_and_running_statistics_match_pytorch():
     theirs, ours, mode = make_batch_norms()
     x = torch.randn(5, 3, 2, 2, dtype=torch.float64)
     with mode.activate(True) as recorded:
@@ -39,7 +39,7 @@ def test_training_and_running_statistics_agree_with_pytorch():
     torch.testing.assert_close(recorded["0.running_var"], theirs.running_var, rtol=1e-12, atol=0)
 
 
-def test_the_gradient_goes_through_the_batchs_statistics():
+def test_batch_norm_gradient_includes_batch_statistics():
     theirs, ours, mode = make_batch_norms()
     x = torch.randn(5, 3, 2, 2, dtype=torch.float64, requires_grad=True)
     (expected,) = torch.autograd.grad(theirs(x).square().mul(x).sum(), x)
@@ -49,7 +49,7 @@ def test_the_gradient_goes_through_the_batchs_statistics():
 
 
 @pytest.mark.parametrize("channels", [3, 8, 17])
-def test_images_with_channels_last_have_the_same_results_and_stay_channels_last(channels):
+def test_batch_norm_keeps_channels_last_layout_and_results(channels):
     """With 3 channels, the layer computes by rows."""
     theirs, ours, mode = make_batch_norms(channels)
     x = torch.randn(5, channels, 4, 4, dtype=torch.float64)
@@ -67,7 +67,7 @@ def test_images_with_channels_last_have_the_same_results_and_stay_channels_last(
 
 
 @pytest.mark.parametrize("mask", [None, torch.ones(5, dtype=torch.float64)])
-def test_a_layer_that_is_called_twice_moves_its_statistics_twice(mask):
+def test_batch_norm_called_twice_updates_statistics_twice(mask):
     theirs, ours, mode = make_batch_norms()
     first, second = torch.randn(2, 5, 3, 2, 2, dtype=torch.float64)
     with mode.activate(True, mask) as recorded:
@@ -78,7 +78,7 @@ def test_a_layer_that_is_called_twice_moves_its_statistics_twice(mask):
 
 
 @pytest.mark.parametrize("samples", [1, 3])
-def test_padding_has_no_effect(samples):
+def test_batch_norm_ignores_padding(samples):
     _, ours, mode = make_batch_norms()
     x = torch.randn(5, 3, 2, 2, dtype=torch.float64)
     mask = (torch.arange(5) < samples).double()
@@ -91,7 +91,7 @@ def test_padding_has_no_effect(samples):
         torch.testing.assert_close(statistics[name], value, rtol=1e-12, atol=1e-12)
 
 
-def test_a_single_value_becomes_the_bias_and_records_no_statistics():
+def test_batch_norm_of_single_value_returns_bias_and_keeps_statistics():
     layer, mode = nn.BatchNorm1d(2).double(), Mode()
     with torch.no_grad():
         layer.bias.copy_(torch.tensor([3.0, -1.0]))
@@ -108,7 +108,7 @@ def test_a_single_value_becomes_the_bias_and_records_no_statistics():
     assert recorded["0.running_var"].tolist() == [1, 1]
 
 
-def test_without_tracking_evaluation_uses_the_batchs_statistics():
+def test_batch_norm_without_tracking_uses_batch_statistics_in_evaluation():
     _, ours, mode = make_batch_norms(track=False)
     x = torch.randn(5, 3, 2, 2, dtype=torch.float64)
     with mode.activate(True):
@@ -117,7 +117,7 @@ def test_without_tracking_evaluation_uses_the_batchs_statistics():
     assert not list(ours.buffers())
 
 
-def test_a_teacher_is_in_evaluation_mode_during_training():
+def test_teacher_uses_evaluation_mode_during_training():
     _, ours, mode = make_batch_norms()
     x = torch.randn(4, 3, 2, 2, dtype=torch.float64)
     evaluated = ours(x)
@@ -129,7 +129,7 @@ def test_a_teacher_is_in_evaluation_mode_during_training():
         assert set(recorded) == {"0.running_mean", "0.running_var"}
 
 
-def test_layers_are_replaced_by_type_at_any_depth():
+def test_stateful_layers_are_replaced_by_type_at_any_depth():
     class Block(nn.Module):
         def __init__(self):
             super().__init__()
@@ -142,7 +142,7 @@ def test_layers_are_replaced_by_type_at_any_depth():
     assert kinds == [BatchNorm, BatchNorm, Dropout]
 
 
-def test_uniform_numbers_are_splitmix64s():
+def test_uniform_numbers_match_splitmix64():
     """Compared with the published algorithm in Python's integers. The state begins at the mixed key."""
     gamma, bits = 0x9E3779B97F4A7C15, 2**64 - 1
 
@@ -158,7 +158,7 @@ def test_uniform_numbers_are_splitmix64s():
 
 @pytest.mark.parametrize("key", [0, 1, -5, 2**62 - 1, -(2**63), 2**63 - 1])
 @pytest.mark.parametrize("shape", [(3,), (7, 5, 1), (CHUNK,), (2, CHUNK + 1)])
-def test_uniform_numbers_in_chunks_are_the_same(key, shape):
+def test_uniform_numbers_in_chunks_have_equal_bits(key, shape):
     chunked, expected = (draw(torch.tensor(key), shape) for draw in (generate_uniform_in_chunks, generate_uniform))
     assert chunked.dtype == expected.dtype
     assert torch.equal(chunked, expected)
@@ -176,7 +176,7 @@ def test_uniform_numbers_are_uniform_and_do_not_repeat():
 
 
 @pytest.mark.parametrize(("layer", "is_channelwise"), [(nn.Dropout(0.25), False), (nn.Dropout2d(0.25), True)])
-def test_dropout_is_a_function_of_the_key(layer, is_channelwise):
+def test_dropout_depends_only_on_noise_key(layer, is_channelwise):
     mode = Mode()
     ours, x = replace_stateful_layers(nn.Sequential(layer), mode, True), torch.ones(2000, 1, 2, 3)
     assert torch.equal(ours(x), x)
@@ -194,7 +194,7 @@ def test_dropout_is_a_function_of_the_key(layer, is_channelwise):
     assert bool(has_one_value.all()) == is_channelwise
 
 
-def test_two_dropouts_of_a_network_draw_other_numbers():
+def test_dropout_layers_of_network_draw_different_numbers():
     mode = Mode()
     ours = replace_stateful_layers(nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.5)), mode, True)
     with mode.activate(True, noise_key=torch.tensor(1)):
@@ -202,7 +202,7 @@ def test_two_dropouts_of_a_network_draw_other_numbers():
     assert not torch.equal(first, second)
 
 
-def test_no_layer_has_in_a_batch_the_noise_that_another_has_in_the_next():
+def test_noise_differs_between_layers_and_consecutive_batches():
     """The keys of an epoch's batches and of a network's layers are consecutive. Transforms use the key."""
     mode = Mode()
     ours = replace_stateful_layers(nn.Sequential(*(nn.Dropout(0.5) for _ in range(4))), mode, True)
@@ -214,7 +214,7 @@ def test_no_layer_has_in_a_batch_the_noise_that_another_has_in_the_next():
     assert len({tuple(draws.tolist()) for draws in noises}) == 5 * (1 + 2 * 4)
 
 
-def test_a_dropout_that_is_called_twice_draws_other_numbers_each_time():
+def test_dropout_called_twice_draws_different_numbers():
     mode = Mode()
     ours, x = replace_stateful_layers(nn.Sequential(nn.Dropout(0.5)), mode, True), torch.ones(100)
     with mode.activate(True, noise_key=torch.tensor(1)):
@@ -225,12 +225,12 @@ def test_a_dropout_that_is_called_twice_draws_other_numbers_each_time():
     assert torch.equal(first, repeated)
 
 
-def test_a_cumulative_mean_is_rejected():
+def test_batch_norm_with_cumulative_mean_is_rejected():
     with pytest.raises(NotImplementedError, match="momentum=None"):
         replace_stateful_layers(nn.Sequential(nn.BatchNorm1d(3, momentum=None)), Mode(), True)
 
 
-def test_dropout_under_vmap_is_dropout_one_by_one():
+def test_dropout_under_vmap_equals_dropout_of_each_sample():
     mode = Mode()
     ours, x, keys = (
         replace_stateful_layers(nn.Sequential(nn.Dropout(0.5)), mode, True),
@@ -245,7 +245,7 @@ def test_dropout_under_vmap_is_dropout_one_by_one():
     assert torch.equal(vmap(apply_one)(x, keys), torch.stack([apply_one(*pair) for pair in zip(x, keys, strict=True)]))
 
 
-def test_dropout_without_a_key_is_an_internal_error():
+def test_dropout_without_noise_key_raises():
     mode = Mode()
     ours = replace_stateful_layers(nn.Sequential(nn.Dropout(0.5)), mode, True)
     with mode.activate(True), pytest.raises(RuntimeError, match="key"):
@@ -253,7 +253,7 @@ def test_dropout_without_a_key_is_an_internal_error():
 
 
 @pytest.mark.parametrize("size", [2, (3, 5), (None, 2), (1, 4)])
-def test_adaptive_pooling_has_a_deterministic_gradient_on_a_gpu(size):
+def test_adaptive_pooling_has_deterministic_gradient_on_gpu(size):
     """The CPU simulates a GPU, which rejects some kernels. Windows overlap if sizes are not divisible."""
     x, theirs = torch.randn(2, 3, 7, 9, dtype=torch.float64, requires_grad=True), nn.AdaptiveAvgPool2d(size)
     ours, weights = replace_stateful_layers(nn.Sequential(theirs), Mode(), True), torch.randn(9, dtype=torch.float64)

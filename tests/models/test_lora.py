@@ -1,4 +1,4 @@
-"""LoRA: low-rank matrices of frozen layers, which are all that clients train and send, next to the head."""
+"""LoRA: clients train and upload only the head and low-rank matrices of frozen layers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def make_network(dtype: torch.dtype = torch.float64, **parameters: Any) -> Funct
     return FunctionalNetwork(lambda: build_model(lora=lora, **parameters).build_initial_network(SHAPE, CLASSES), dtype)
 
 
-def test_clients_train_the_matrices_and_the_head() -> None:
+def test_lora_trains_matrices_and_head() -> None:
     net = make_network()
     sizes = {name: value.numel() for name, value in net.make_initial_model(0).items()}
     expected = {f"body.blocks.{block}.attn.qkv.lora_a": RANK * WIDTH for block in range(BLOCKS)}
@@ -47,7 +47,7 @@ def test_clients_train_the_matrices_and_the_head() -> None:
     assert not net.norm_names, "normalization layers are frozen"
 
 
-def test_the_initial_network_is_the_pretrained_one() -> None:
+def test_initial_lora_network_equals_pretrained_network() -> None:
     net, plain = (
         make_network(),
         FunctionalNetwork(lambda: build_model().build_initial_network(SHAPE, CLASSES), torch.float64),
@@ -60,7 +60,7 @@ def test_the_initial_network_is_the_pretrained_one() -> None:
     assert not model["body.blocks.0.attn.qkv.lora_b"].any()
 
 
-def test_the_matrices_change_the_weights_by_their_product() -> None:
+def test_lora_adds_product_of_matrices_to_weights() -> None:
     net, plain = (
         make_network(),
         FunctionalNetwork(lambda: build_model().build_initial_network(SHAPE, CLASSES), torch.float64),
@@ -80,7 +80,7 @@ def test_the_matrices_change_the_weights_by_their_product() -> None:
     torch.testing.assert_close(net(model, x), plain(Tensors(merged), x))
 
 
-def test_a_network_with_batch_norm_uses_the_statistics_of_its_weights() -> None:
+def test_lora_uses_pretrained_batch_norm_statistics() -> None:
     section = {"name": "torchvision", "architecture": "mobilenet_v3_small", "weights": None, "sha256": None}
     tensors = published.randomize(build_model(**section).build(SHAPE, CLASSES))
     torch.save(tensors, "mobilenet.pt")
@@ -117,7 +117,7 @@ def test_a_network_with_batch_norm_uses_the_statistics_of_its_weights() -> None:
         ({"lora": {"rank": 4}}, "model.lora.layers: "),
     ],
 )
-def test_a_mistake_names_the_key_and_its_cure(parameters: dict[str, Any], message: str) -> None:
+def test_lora_rejects_invalid_settings(parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError) as error:
         build_model(**parameters).check(SHAPE, CLASSES)
     assert message in str(error.value)

@@ -90,18 +90,18 @@ def count_parameters(name: str, shape: tuple[int, ...], num_classes: int, **para
     ],
     ids=["mnist", "cifar-10", "cifar-100", "tiny-imagenet"],
 )
-def test_parameters_of_cnn4(shape: tuple[int, ...], classes: int, count: int) -> None:
+def test_cnn4_has_expected_parameter_count(shape: tuple[int, ...], classes: int, count: int) -> None:
     assert count_parameters("cnn4", shape, classes) == count
 
 
-def test_parameters_of_cnn() -> None:
+def test_cnn_has_expected_parameter_count() -> None:
     convolutions = (1 * 9 * 16 + 16) + (16 * 9 * 32 + 32)
     assert count_parameters("cnn", (1, 8, 8), 10) == convolutions + (32 * 2 * 2 * 64 + 64) + (64 * 10 + 10) == 13_706
     assert count_parameters("cnn", (1, 8, 8), 10, batch_norm=True) == 13_706 + 2 * (16 + 32)
     assert count_parameters("cnn", (1, 8, 8), 10, bias=False) == 13_706 - 10
 
 
-def test_parameters_of_cnn5() -> None:
+def test_cnn5_has_expected_parameter_count_and_batch_norm_layers() -> None:
     assert count_parameters("cnn5", CIFAR, 10, batch_norm=True) == 62_006 + 2 * (6 + 16 + 120 + 84)
     assert count_parameters("cnn5", CIFAR, 10, batch_norm="convolutions") == 62_006 + 2 * (6 + 16)
     plain, normalized = (build_model("cnn5", batch_norm=batch_norm).build(CIFAR, 10) for batch_norm in (False, True))
@@ -113,7 +113,7 @@ def test_parameters_of_cnn5() -> None:
     assert previous_layers == [nn.Conv2d, nn.Conv2d, nn.Linear, nn.Linear]
 
 
-def test_parameters_of_mlp() -> None:
+def test_mlp_has_expected_parameter_count() -> None:
     assert count_parameters("mlp", (1, 8, 8), 10) == (64 * 64 + 64) + (64 * 10 + 10) == 4_810
     toy = build_model("mlp", hidden=[4], biases=False).build((3,), 2)  # the network of cwFedAvg's first figure
     assert [tuple(tensor.shape) for tensor in toy.parameters()] == [(4, 3), (2, 4)]
@@ -138,51 +138,51 @@ def test_parameters_of_mlp() -> None:
         ("lstm", (81,), 80, 820_000),
     ],
 )
-def test_parameters(name: str, shape: tuple[int, ...], classes: int, count: int) -> None:
+def test_models_have_expected_parameter_counts(name: str, shape: tuple[int, ...], classes: int, count: int) -> None:
     assert count_parameters(name, shape, classes) == count
 
 
-def test_parameters_of_feddws_cnn_for_mnist() -> None:
+def test_feddw_cnn_for_mnist_has_expected_parameter_count() -> None:
     assert count_parameters("feddw_cnn", MNIST, 10, channels=[10, 20], dropout=0.5) == 121_642
 
 
-def test_parameters_of_feddws_resnet_are_torchvisions_except_for_differences() -> None:
+def test_feddw_resnet18_parameter_count_follows_from_torchvision() -> None:
     trunk = count_parameters("resnet18", TINY, 1000) - (512 * 1000 + 1000) - (49 - 9) * 3 * 64
     biases = 64 * (1 + 4) + (128 + 256 + 512) * 5
     mapping = (512 * 256 + 256) + (256 * 128 + 128) + (128 * 100 + 100)
     assert count_parameters("feddw_resnet18", CIFAR, 100) == trunk + biases + mapping
 
 
-def test_parameters_of_bilstm() -> None:
+def test_bilstm_has_expected_parameter_count() -> None:
     lstm = 2 * 4 * (128 * 128 + 128 * 128 + 128 + 128)
     layers = (256 * 128 + 128) + (128 * 128 + 128) + (128 * 2 + 2)
     assert count_parameters("bilstm", IMDB, 2) == 10_000 * 128 + lstm + layers
 
 
-def test_parameters_of_lstm() -> None:
+def test_lstm_has_expected_parameter_count() -> None:
     lstm = 4 * 256 * (8 + 256 + 2) + 4 * 256 * (256 + 256 + 2)
     assert count_parameters("lstm", (81,), 80) == 90 * 8 + lstm + (256 * 80 + 80)
 
 
-def test_the_lstm_reads_the_last_token_before_the_padding() -> None:
+def test_lstm_reads_last_token_before_padding() -> None:
     network = build_model("lstm").build((6,), CLASSES)
     short, padded = torch.tensor([[1, 5, 9]]), torch.tensor([[1, 5, 9, 0, 0, 0]])
     assert torch.allclose(network(short), network(padded), rtol=1e-5)
     assert not torch.allclose(network(short), network(torch.tensor([[1, 5, 9, 4, 0, 0]])), rtol=1e-3)
 
 
-def test_parameters_of_fasttext() -> None:
+def test_fasttext_has_expected_parameter_count() -> None:
     assert count_parameters("fasttext", NEWS, 4) == 98_635 * 32 + (32 * 32 + 32) + (32 * 4 + 4)
 
 
-def test_parameters_of_vgg16() -> None:
+def test_vgg16_has_expected_parameter_count() -> None:
     convolutions = 14_714_688
     assert count_parameters("vgg16", CIFAR, 10, weights=None, frozen=False) == convolutions + 33_482
     assert count_parameters("vgg16", CIFAR, 100, weights=None, frozen=False) == convolutions + 39_332
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "bias" in {f.name for f in fields(build_model(name))}])
-def test_the_output_layer_without_bias(name: str) -> None:
+def test_bias_setting_removes_bias_of_output_layer(name: str) -> None:
     with torch.device("meta"):
         networks = [build_model(name, bias=bias).build(get_shape(name), CLASSES) for bias in (True, False)]
     assert [network.head.bias is None for network in networks] == [False, True]
@@ -190,13 +190,13 @@ def test_the_output_layer_without_bias(name: str) -> None:
     assert sizes[0] - sizes[1] == CLASSES
 
 
-def test_families_with_feddws_classifier_have_the_setting_of_its_bias() -> None:
+def test_models_with_feddw_classifier_have_bias_setting() -> None:
     names = {name for name in NAMES if "bias" in {field.name for field in fields(build_model(name))}}
     assert names == {"bilstm", "cnn", "feddw_cnn", "feddw_resnet18", "mobilenet", "shufflenet"}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_body_computes_features_and_a_head_logits(name: str) -> None:
+def test_body_computes_features_and_head_computes_logits(name: str) -> None:
     network = build_model(name).build(get_shape(name), CLASSES).eval()
     assert [part for part, _ in network.named_children()] == ["body", "head"]
     assert isinstance(network.head, nn.Linear)
@@ -211,7 +211,7 @@ def test_a_body_computes_features_and_a_head_logits(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_names_are_those_of_body_and_head(name: str) -> None:
+def test_tensor_names_are_split_into_body_and_head(name: str) -> None:
     network = make_network(name)
     assert {*network.names, *network.buffer_names} == {*network.body_names, *network.head_names}
     assert network.head_names == ("head.weight", "head.bias")
@@ -222,7 +222,7 @@ def test_names_are_those_of_body_and_head(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_layers_contain_every_tensor_once_and_end_with_the_head(name: str) -> None:
+def test_layers_contain_every_tensor_once_and_end_with_head(name: str) -> None:
     network = make_network(name)
     layers = network.layers()
     assert layers[-1] == ("head.weight", "head.bias")
@@ -231,7 +231,7 @@ def test_layers_contain_every_tensor_once_and_end_with_the_head(name: str) -> No
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_layers_go_from_the_input_to_the_output(name: str) -> None:
+def test_layers_are_ordered_from_input_to_output(name: str) -> None:
     network, model, width = make_network(name), make_initial_model(name, 1), get_shape(name)[0]
     for weight, *_ in network.layers():
         if model[weight].dim() == 4:
@@ -241,7 +241,7 @@ def test_layers_go_from_the_input_to_the_output(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_initial_model_depends_only_on_the_entropy(name: str) -> None:
+def test_initial_model_depends_only_on_entropy(name: str) -> None:
     network, entropy = make_network(name), 2**127 + 12345
     model = network.make_initial_model(entropy)
     torch.manual_seed(99)
@@ -258,7 +258,7 @@ def test_an_initial_model_depends_only_on_the_entropy(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_global_generators_do_not_change(name: str) -> None:
+def test_network_keeps_states_of_global_generators(name: str) -> None:
     torch.manual_seed(5)
     np.random.seed(5)  # noqa: NPY002
     random.seed(5)
@@ -271,7 +271,7 @@ def test_global_generators_do_not_change(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_features_and_head_are_the_call(name: str) -> None:
+def test_network_output_equals_head_applied_to_features(name: str) -> None:
     network = make_network(name, torch.float64)
     model, x = make_initial_model(name, 4, torch.float64), make_inputs(name, dtype=torch.float64)
     features = network.features(model.only(network.body_names), x)  # works without the head's tensors
@@ -281,7 +281,7 @@ def test_features_and_head_are_the_call(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_call_depends_only_on_its_arguments_and_changes_nothing(name: str) -> None:
+def test_network_call_is_pure_function_of_its_arguments(name: str) -> None:
     network, one, other, x = (
         make_network(name),
         make_initial_model(name, 1),
@@ -295,7 +295,7 @@ def test_the_call_depends_only_on_its_arguments_and_changes_nothing(name: str) -
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_samples_are_independent_in_evaluation(name: str) -> None:
+def test_samples_are_independent_of_batch_in_evaluation(name: str) -> None:
     network, model = make_network(name, torch.float64), make_initial_model(name, 1, torch.float64)
     x = make_inputs(name, dtype=torch.float64)
     logits, single_logits = network(model, x), torch.cat([network(model, sample[None]) for sample in x])
@@ -303,7 +303,7 @@ def test_samples_are_independent_in_evaluation(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_copy_for_a_thread_is_the_same_function_with_another_module(name: str) -> None:
+def test_copy_for_thread_computes_equal_results_with_separate_module(name: str) -> None:
     network, model, x = make_network(name), make_initial_model(name, 1), make_inputs(name)
     twin = network.copy_for_thread()
     assert torch.equal(twin(model, x), network(model, x))
@@ -323,7 +323,7 @@ def make_loss(network: FunctionalNetwork, x: Tensor) -> Callable[[dict[str, Tens
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_gradients_reach_every_tensor_and_are_those_of_autograd(name: str) -> None:
+def test_gradients_match_autograd_and_reach_every_tensor(name: str) -> None:
     network, x = make_network(name, torch.float64), make_inputs(name, dtype=torch.float64)
     model = make_initial_model(name, 1, torch.float64)
     buffers = {name: model[name] for name in network.buffer_names}
@@ -337,7 +337,7 @@ def test_gradients_reach_every_tensor_and_are_those_of_autograd(name: str) -> No
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if build_model(name).is_stackable])
-def test_stacked_gradients_are_those_of_each_model(name: str) -> None:
+def test_stacked_gradients_equal_gradients_of_each_model(name: str) -> None:
     network, x = make_network(name, torch.float64), make_inputs(name, dtype=torch.float64)
     models = [make_initial_model(name, entropy, torch.float64) for entropy in range(COPIES)]
     parameters, buffers = (
@@ -351,7 +351,7 @@ def test_stacked_gradients_are_those_of_each_model(name: str) -> None:
         assert all(torch.allclose(gradients[name][index], expected[name], rtol=1e-9, atol=1e-12) for name in expected)
 
 
-def test_only_lstms_can_not_be_stacked() -> None:
+def test_only_lstm_models_are_not_stackable() -> None:
     assert [name for name in NAMES if not build_model(name).is_stackable] == ["bilstm", "lstm"]
 
 
@@ -367,7 +367,7 @@ def test_only_lstms_can_not_be_stacked() -> None:
         *[(name, (1, 28, 28)) for name in TOKEN_FAMILIES],
     ],
 )
-def test_a_family_rejects_other_inputs(name: str, shape: tuple[int, ...]) -> None:
+def test_model_rejects_unsupported_input_shapes(name: str, shape: tuple[int, ...]) -> None:
     with pytest.raises(
         SettingsError, match=rf"^model\.name: '{name}' can't take inputs of shape {re.escape(str(shape))}"
     ):
@@ -388,7 +388,7 @@ def test_a_family_rejects_other_inputs(name: str, shape: tuple[int, ...]) -> Non
         ("vgg16", (3, 32, 32)),
     ],
 )
-def test_a_family_builds_for_the_smallest_inputs_that_it_accepts(name: str, shape: tuple[int, ...]) -> None:
+def test_model_accepts_its_smallest_inputs(name: str, shape: tuple[int, ...]) -> None:
     network = build_model(name, **({"frozen": False} if name == "vgg16" else {}))
     network.check(shape, 2)
     network = network.build(shape, 2).eval()
@@ -396,7 +396,7 @@ def test_a_family_builds_for_the_smallest_inputs_that_it_accepts(name: str, shap
     assert network(x).shape == (1, 2)
 
 
-def test_lenets_layer_of_120_is_a_dense_layer_on_the_channels() -> None:
+def test_lenet_layer_of_120_is_dense_layer_on_channels() -> None:
     network = build_model("lenet").build((1, 28, 28), 10).double()
     x = torch.randn(2, 6, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     layer = network.body[6]
@@ -404,7 +404,7 @@ def test_lenets_layer_of_120_is_a_dense_layer_on_the_channels() -> None:
     assert torch.allclose(layer(x).permute(0, 2, 3, 1), dense, rtol=1e-12, atol=1e-14)
 
 
-def test_padding_stays_zero_in_fasttext_but_counts_in_the_mean() -> None:
+def test_fasttext_padding_embedding_stays_zero_but_counts_in_mean() -> None:
     network, model = make_network("fasttext"), make_initial_model("fasttext", 1)
     name = network.names[0]
     assert not model[name][0].any()
@@ -416,7 +416,7 @@ def test_padding_stays_zero_in_fasttext_but_counts_in_the_mean() -> None:
     assert gradient.abs().sum(1).nonzero().flatten().tolist() == [3, 4]
 
 
-def test_dropout_of_feddws_cnn_is_a_plain_layer() -> None:
+def test_feddw_cnn_has_dropout_layer_only_for_positive_rate() -> None:
     probabilities = [
         [
             layer.p
@@ -428,7 +428,7 @@ def test_dropout_of_feddws_cnn_is_a_plain_layer() -> None:
     assert probabilities == [[], [0.5]]
 
 
-def test_class_relations_are_the_softmax_of_the_gram_matrix() -> None:
+def test_class_relations_are_softmax_of_gram_matrix() -> None:
     omega = torch.tensor([[1.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
     e = torch.e
     expected = torch.tensor([[e / (e + 1), 1 / (e + 1)], [1 / (1 + e**4), e**4 / (1 + e**4)]], dtype=torch.float64)
@@ -436,6 +436,6 @@ def test_class_relations_are_the_softmax_of_the_gram_matrix() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_packaged_networks_pass_the_checks_of_custom_ones(name: str) -> None:
+def test_packaged_networks_pass_purity_check(name: str) -> None:
     """No layer draws numbers that do not depend on a seed, changes its buffers, or depends on `.train()`."""
     require_pure_network(build_model(name), get_shape(name), CLASSES)

@@ -1,4 +1,4 @@
-"""Weights of torchvision and timm: downloaded by `fedpipe download`, pinned in the key, and read without a network."""
+"""Weights of torchvision and timm: downloaded by `fedpipe download`, pinned in the key, and read offline."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def write_study(model: dict[str, Any], **sections: Any) -> None:
     studies.write(params | {"partition": {"scheme": "iid"}, "model": model}, Path())
 
 
-def declare(model: dict[str, Any], **sections: Any) -> dict[str, Any]:
-    """Write a study and run `fedpipe download`. Returns the section of the model."""
+def write_study_and_download(model: dict[str, Any], **sections: Any) -> dict[str, Any]:
+    """Write a study and run `fedpipe download`. Return the section of the model."""
     write_study(model, **sections)
     download.write_dataset_facts_into_study(None, Path("params.yaml"))
     return cast(dict[str, Any], yaml.safe_load(Path("params.yaml").read_text())["model"])
@@ -66,13 +66,13 @@ def build_model(**parameters: Any) -> Backbone:
     return cast(Backbone, registry.parse_component(component.MODEL, parameters))
 
 
-def test_torchvisions_weights_are_downloaded_once_and_start_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchvision_weights_are_downloaded_once_and_initialize_run(monkeypatch: pytest.MonkeyPatch) -> None:
     path, tensors = published.write_torchvision_weights(ARCHITECTURE, Path("publisher"))
     with published.serve(Path("publisher")) as address:
         published.publish(monkeypatch, f"{address}/{path.name}")
-        section = declare(TORCHVISION)
+        section = write_study_and_download(TORCHVISION)
     assert section["sha256"] == compute_file_sha256(path)
-    assert declare(section) == section, "without a network"
+    assert write_study_and_download(section) == section, "the second download must work offline"
     run = open_run()
     model = run.load_server_state(0)["model"] if run.write_initial_round() is None else {}
     body = {name: value for name, value in tensors.items() if not name.startswith("fc.") and "num_batches" not in name}
@@ -82,22 +82,22 @@ def test_torchvisions_weights_are_downloaded_once_and_start_the_run(monkeypatch:
     assert not torch.equal(model["head.weight"], run.make_initial_model(1)["head.weight"]), "drawn from the seed"
 
 
-def test_weights_of_a_mirror(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_download_copies_torchvision_weights_from_mirror(monkeypatch: pytest.MonkeyPatch) -> None:
     path, _ = published.write_torchvision_weights(ARCHITECTURE, Path("mirror/torchvision"))
     published.publish(monkeypatch, f"http://127.0.0.1:9/{path.name}")
-    section = declare(TORCHVISION, dataset={"mirror": "mirror"})
+    section = write_study_and_download(TORCHVISION, dataset={"mirror": "mirror"})
     assert section["sha256"] == compute_file_sha256(path)
     assert build_model(**section).weights_file() == Path("torch/hub/checkpoints", path.name).absolute()
 
 
 @pytest.mark.parametrize("source", ["cache", "mirror"])
-def test_timms_weights_start_the_run(source: str) -> None:
+def test_timm_weights_initialize_network(source: str) -> None:
     if source == "cache":
         path, tensors = published.write_timm_cache(Path("hub"))
     else:
         written, tensors = published.write_timm_weights(Path("mirror/timm"))
         path = written.rename(f"mirror/{published.TIMM_REPOSITORY}.safetensors")
-    section = declare(TIMM, dataset={} if source == "cache" else {"mirror": "mirror"})
+    section = write_study_and_download(TIMM, dataset={} if source == "cache" else {"mirror": "mirror"})
     assert section["sha256"] == compute_file_sha256(path)
     model = build_model(**section)
     network = model.build_initial_network((3, 160, 160), 10)
@@ -108,7 +108,7 @@ def test_timms_weights_start_the_run(source: str) -> None:
     assert small["patch_embed.proj.weight"].shape == (64, 1, 16, 16), "summed over colors"
 
 
-def test_planning_downloads_nothing_and_a_job_names_the_missing_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planning_does_not_download_and_job_rejects_missing_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     published.publish(monkeypatch, "http://127.0.0.1:9/shufflenet-01234567.pth")
     write_study({"name": "mlp"})
     download.write_dataset_facts_into_study(None, Path("params.yaml"))
@@ -125,14 +125,14 @@ def test_planning_downloads_nothing_and_a_job_names_the_missing_file(monkeypatch
         build_model(**TORCHVISION, sha256="0" * 64).build_initial_network((3, 32, 32), 3)
 
 
-def test_the_key_contains_the_sha256_and_the_name_of_the_weights() -> None:
+def test_run_key_contains_sha256_and_name_of_weights() -> None:
     models = [build_model(**TORCHVISION, sha256=digit * 64) for digit in "01"]
     keys = [model.get_hashed_parameters() for model in models]
     assert keys[0] | {"sha256": "1" * 64} == keys[1]
     assert keys[0]["weights"] == "IMAGENET1K_V1"
 
 
-def test_another_file_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_different_or_damaged_weights_file_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     path, _ = published.write_torchvision_weights(ARCHITECTURE, Path("torch/hub/checkpoints"))
     published.publish(monkeypatch, f"http://127.0.0.1:9/{path.name}")
     model = build_model(**TORCHVISION, sha256="0" * 64)
@@ -146,15 +146,15 @@ def test_another_file_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_file_with_the_state_dict_of_a_library() -> None:
+def test_library_state_dict_from_file_initializes_network() -> None:
     path, tensors = published.write_torchvision_weights(ARCHITECTURE, Path("own"))
-    section = declare(TORCHVISION | {"weights": str(path)})
+    section = write_study_and_download(TORCHVISION | {"weights": str(path)})
     network = build_model(**section).build_initial_network((3, 32, 32), 3)
     assert torch.equal(network.body.state_dict()["conv1.0.weight"], tensors["conv1.0.weight"])
 
 
 @pytest.mark.slow
-def test_a_file_with_all_tensors_starts_all_seeds() -> None:
+def test_file_with_all_tensors_initializes_complete_network() -> None:
     section = {"name": "torchvision", "architecture": "swin_t"}  # with tables of integers
     tensors = published.randomize(build_model(**section).build((3, 32, 32), 3))
     torch.save(tensors, "all.pt")
@@ -166,7 +166,7 @@ def test_a_file_with_all_tensors_starts_all_seeds() -> None:
 
 
 @pytest.mark.parametrize("name", ["torchvision", "timm"])
-def test_a_file_of_another_network_is_rejected(name: str) -> None:
+def test_weights_file_of_different_network_is_rejected(name: str) -> None:
     torch.save({"conv1.weight": torch.zeros(1)}, "other.pt")
     section = TORCHVISION if name == "torchvision" else TIMM
     model = build_model(**section | {"weights": "other.pt", "sha256": compute_file_sha256(Path("other.pt"))})
@@ -181,7 +181,7 @@ def test_a_file_of_another_network_is_rejected(name: str) -> None:
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("densenet121", "googlenet", "squeezenet1_1")),
     ],
 )
-def test_published_formats_are_read(architecture: str) -> None:
+def test_published_weight_formats_are_read(architecture: str) -> None:
     """Old names of DenseNet, auxiliary heads, versions of MNASNet, and heads of 1000 classes."""
     from torchvision import models
 
@@ -202,9 +202,9 @@ def test_published_formats_are_read(architecture: str) -> None:
 # -- frozen ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_frozen_body_computes_its_features_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frozen_body_computes_features_once(monkeypatch: pytest.MonkeyPatch) -> None:
     path, _ = published.write_torchvision_weights(ARCHITECTURE, Path("own"))
-    section = declare(TORCHVISION | {"weights": str(path), "frozen": True})
+    section = write_study_and_download(TORCHVISION | {"weights": str(path), "frozen": True})
     run = open_run()
     list(run.run_segment(1))
     assert run.clients.x.shape == (24, 1024)
@@ -220,10 +220,10 @@ def test_a_frozen_body_computes_its_features_once(monkeypatch: pytest.MonkeyPatc
     assert features.stat().st_mtime_ns == written
 
 
-def test_a_method_that_trains_only_the_body_for_a_while_needs_a_body() -> None:
-    """The plan rejects it, and accepts methods for which an empty body is no problem."""
+def test_methods_with_body_only_training_reject_frozen_body() -> None:
+    """The plan accepts methods that can train with an empty body."""
     path, _ = published.write_torchvision_weights(ARCHITECTURE, Path("own"))
-    declare(TORCHVISION | {"weights": str(path), "frozen": True})
+    write_study_and_download(TORCHVISION | {"weights": str(path), "frozen": True})
     params = yaml.safe_load(Path("params.yaml").read_text())
 
     def plan(label: str, **options: Any) -> planner.NewPlan:
@@ -234,6 +234,6 @@ def test_a_method_that_trains_only_the_body_for_a_while_needs_a_body() -> None:
         with pytest.raises(SettingsError, match=rf"^model\.frozen: true can't be used with {label},"):
             plan(label)
     assert plan("fedper").runs
-    assert plan("pfps_lwc", recall_epochs=0).runs, "its ablation has no such pass"
+    assert plan("pfps_lwc", recall_epochs=0).runs, "the ablation without recall does not train the body alone"
     params["model"]["frozen"] = False
     assert plan("fedrep").runs

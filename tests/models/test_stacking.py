@@ -1,4 +1,4 @@
-"""All models train in a stack like one by one, with dropout, BatchNorm and a client with one sample."""
+"""All models have equal results in a stack and one by one, with dropout, BatchNorm and a client with one sample."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SMALL: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "cnn5": ((3, 16, 16), {"batch_norm": True}),
     "fasttext": ((7,), {"vocabulary": 50}),
     "feddw_cnn": ((1, 20, 20), {"dropout": 0.5}),
-    "feddw_resnet18": ((3, 9, 9), {}),  # at 8x8, sums of two values that are normalized to +-1 lie on ReLU's kink
+    "feddw_resnet18": ((3, 9, 9), {}),  # at 8x8, sums of two values that are normalized to +-1 are at ReLU's kink
     "lenet": ((1, 16, 16), {}),
     "mlp": ((5,), {}),
     "mobilenet": ((3, 16, 16), {}),
@@ -67,7 +67,7 @@ def train_round(
     dtype: Literal["float32", "float64"] = "float64",
     case: tuple[tuple[int, ...], dict[str, Any]] | None = None,
 ) -> tuple[Tensors, list[tuple[State, tuple[Any, ...]]]]:
-    """The initial model, and for each of two clients the upload after a round and the scores of its model."""
+    """Return the initial model, and upload and scores of each of two clients after a round."""
     shape, parameters = case or (SMALL | UNSTACKABLE)[name]
     family: Model = registry.build_component(component.MODEL, name, parameters)  # type: ignore[assignment]
     family.check(shape, 3)
@@ -96,7 +96,7 @@ def make_stack(algorithm: Algorithm, clients: FederatedData) -> Executor:
 
 
 @parametrize_models("vgg16", "resnet18", "feddw_resnet18", "shufflenet", "mobilenet")
-def test_the_stack_trains_what_the_loop_trains(name: str, assert_same: Any) -> None:
+def test_stack_training_equals_loop(name: str, assert_same: Any) -> None:
     (initial_model, loop), (_, stack) = train_round(name, LoopExecutor), train_round(name, make_stack)
     assert_same(stack, loop, tolerance=1e-7)  # BatchNorm of two or three values divides by deviations near 0
     has_file_changed = [not torch.equal(value, initial_model[key]) for key, value in loop[0][0]["model"].items()]
@@ -115,7 +115,9 @@ def test_the_stack_trains_what_the_loop_trains(name: str, assert_same: Any) -> N
         ("timm", 32, {"architecture": "test_convnext"}),
     ],
 )
-def test_the_stack_trains_networks_of_libraries(name: str, side: int, parameters: Any, assert_same: Any) -> None:
+def test_stack_training_of_library_networks_equals_loop(
+    name: str, side: int, parameters: Any, assert_same: Any
+) -> None:
     """Networks in which rounding errors grow little, such as those with GroupNorm."""
     case = (3, side, side), parameters
     (_, loop), (_, stack) = train_round(name, LoopExecutor, case=case), train_round(name, make_stack, case=case)
@@ -123,7 +125,7 @@ def test_the_stack_trains_networks_of_libraries(name: str, side: int, parameters
 
 
 @parametrize_models("vgg16", "resnet18", "feddw_resnet18", "shufflenet", "mobilenet")
-def test_a_stack_runs_on_a_gpu(name: str, assert_same: Any) -> None:
+def test_stack_on_simulated_gpu_equals_stack_on_cpu(name: str, assert_same: Any) -> None:
     """The CPU simulates a GPU. No tensor is on the host, and all kernels are deterministic."""
     _, host_results = train_round(name, make_stack, dtype="float32")
     with fake_device.use_device():
@@ -131,8 +133,8 @@ def test_a_stack_runs_on_a_gpu(name: str, assert_same: Any) -> None:
 
 
 @pytest.mark.parametrize("name", [*UNSTACKABLE, "cnn"])
-def test_single_clients_run_on_a_gpu(name: str, assert_same: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looping, "ThreadPoolExecutor", fake_device.OneByOne)
+def test_loop_on_simulated_gpu_equals_loop_on_cpu(name: str, assert_same: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looping, "ThreadPoolExecutor", fake_device.SequentialExecutor)
     _, host_results = train_round(name, LoopExecutor)
-    with fake_device.use_device():  # its LSTM has another kernel
+    with fake_device.use_device():  # LSTM has another kernel there
         assert_same(train_round(name, LoopExecutor, fake_device.DEVICE)[1], host_results, tolerance=1e-15)

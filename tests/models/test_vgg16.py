@@ -56,7 +56,7 @@ def build_model(file: Path, **parameters: Any) -> VGG16:
 
 
 @pytest.mark.parametrize(("classes", "count"), [(10, 33_482), (100, 39_332)])
-def test_a_frozen_base_leaves_as_many_trained_parameters_as_in_feddual(file: Path, classes: int, count: int) -> None:
+def test_frozen_vgg16_has_trained_parameter_count_of_feddual(file: Path, classes: int, count: int) -> None:
     network = build_model(file).build_initial_network(SHAPE, classes)
     assert sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad) == count
     assert (
@@ -65,9 +65,7 @@ def test_a_frozen_base_leaves_as_many_trained_parameters_as_in_feddual(file: Pat
     )
 
 
-def test_frozen_weights_are_those_of_the_file_and_not_part_of_a_fresh_model(
-    file: Path, weights: dict[str, Tensor]
-) -> None:
+def test_frozen_weights_match_file_and_are_not_in_initial_model(file: Path, weights: dict[str, Tensor]) -> None:
     net = FunctionalNetwork(lambda: build_model(file).build_initial_network(SHAPE, 10))
     assert net.names == ("body.3.weight", "body.3.bias", "head.weight", "head.bias")
     one, other = net.make_initial_model(1), net.make_initial_model(2)
@@ -79,7 +77,7 @@ def test_frozen_weights_are_those_of_the_file_and_not_part_of_a_fresh_model(
         assert torch.equal(value, weights[f"features.{name}"])
 
 
-def test_the_features_are_those_of_the_files_base(file: Path, weights: dict[str, Tensor]) -> None:
+def test_features_match_convolutional_base_of_file(file: Path, weights: dict[str, Tensor]) -> None:
     net = FunctionalNetwork(lambda: build_model(file).build_initial_network(SHAPE, 10))
     model, x = net.make_initial_model(1), torch.rand(2, *SHAPE, generator=torch.Generator().manual_seed(1))
     base = make_layers(cfgs["D"])
@@ -91,7 +89,7 @@ def test_the_features_are_those_of_the_files_base(file: Path, weights: dict[str,
     assert torch.allclose(net.features(model, x), features, rtol=1e-4)
 
 
-def test_all_layers_train_from_the_files_weights(file: Path, weights: dict[str, Tensor]) -> None:
+def test_unfrozen_vgg16_trains_all_layers_from_file_weights(file: Path, weights: dict[str, Tensor]) -> None:
     net = FunctionalNetwork(lambda: build_model(file, frozen=False).build_initial_network(SHAPE, 10))
     model = net.make_initial_model(1)
     base = {name: value for name, value in weights.items() if name.startswith("features.")}
@@ -105,13 +103,13 @@ def test_all_layers_train_from_the_files_weights(file: Path, weights: dict[str, 
     assert all(gradient.isfinite().all() and gradient.any() for gradient in gradients.values())
 
 
-def test_a_file_in_the_format_of_old_releases_is_read(weights: dict[str, Tensor], tmp_path: Path) -> None:
+def test_weights_file_in_old_pytorch_format_is_read(weights: dict[str, Tensor], tmp_path: Path) -> None:
     torch.save(weights, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
     base = build_model(tmp_path / "old.pth").build_initial_network(SHAPE, 10).body[0]
     assert torch.equal(base[0].weight, weights["features.0.weight"])
 
 
-def test_weights_with_another_sha256_are_rejected(file: Path) -> None:
+def test_weights_with_wrong_or_missing_sha256_are_rejected(file: Path) -> None:
     actual_sha256 = sha256(file)
     with pytest.raises(SettingsError, match=rf"^model\.sha256: {OTHER} is declared, but {file} .*{actual_sha256}"):
         build_model(file, sha256=OTHER)
@@ -119,7 +117,7 @@ def test_weights_with_another_sha256_are_rejected(file: Path) -> None:
         VGG16(weights=str(file)).build_initial_network(SHAPE, 10)
 
 
-def test_a_file_that_changed_is_checked_again(weights: dict[str, Tensor], tmp_path: Path) -> None:
+def test_changed_weights_file_is_rejected(weights: dict[str, Tensor], tmp_path: Path) -> None:
     path = tmp_path / "weights.pth"
     torch.save(weights, path)
     model = build_model(path)
@@ -131,7 +129,7 @@ def test_a_file_that_changed_is_checked_again(weights: dict[str, Tensor], tmp_pa
         model.build_initial_network(SHAPE, 10)
 
 
-def test_a_study_can_be_read_without_its_weights_but_not_trained(tmp_path: Path) -> None:
+def test_missing_weights_file_is_rejected_when_network_is_built(tmp_path: Path) -> None:
     model = build_model(tmp_path / "absent.pth")
     with pytest.raises(SettingsError, match=rf"^model\.weights: .*absent\.pth is missing\. .*{OTHER}"):
         model.build_initial_network(SHAPE, 10)
@@ -142,7 +140,7 @@ class MaliciousPickle:
         return Path.touch, (Path("mischief"),)
 
 
-def test_code_in_a_file_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_in_weights_file_is_never_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save({"features.0.weight": MaliciousPickle()}, "weights.pth")
     with pytest.raises(SettingsError, match=r"^model\.weights: weights\.pth can't be read \("):
@@ -158,13 +156,15 @@ def test_code_in_a_file_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ({"body.weight": torch.zeros(1)}, r"has no tensor 'body\.0\.0\.weight'.* 30 tensors"),
     ],
 )
-def test_a_file_of_another_network_is_rejected(tensors: dict[str, Tensor], message: str, tmp_path: Path) -> None:
+def test_weights_file_of_different_network_is_rejected(
+    tensors: dict[str, Tensor], message: str, tmp_path: Path
+) -> None:
     torch.save(tensors, tmp_path / "other.pth")
     with pytest.raises(SettingsError, match=rf"^model\.weights: .*other\.pth {message}"):
         build_model(tmp_path / "other.pth")
 
 
-def test_a_file_with_all_tensors_is_used_completely_and_can_be_frozen(file: Path, tmp_path: Path) -> None:
+def test_file_with_all_tensors_initializes_complete_network(file: Path, tmp_path: Path) -> None:
     model = build_model(file)
     assert not model.has_full_weights
     network = model.build_initial_network(SHAPE, 10)
@@ -185,7 +185,7 @@ def test_a_file_with_all_tensors_is_used_completely_and_can_be_frozen(file: Path
     )
 
 
-def test_imagenet_random_weights_and_files_have_different_keys(file: Path) -> None:
+def test_run_keys_differ_between_imagenet_random_and_file_weights(file: Path) -> None:
     key_parameters = [
         VGG16().get_hashed_parameters(),
         VGG16(weights=None, frozen=False).get_hashed_parameters(),
@@ -200,13 +200,13 @@ def test_imagenet_random_weights_and_files_have_different_keys(file: Path) -> No
     assert not VGG16().origin
 
 
-def test_a_file_without_tensors_by_name_is_rejected(tmp_path: Path) -> None:
+def test_weights_file_without_state_dict_is_rejected(tmp_path: Path) -> None:
     torch.save([torch.zeros(1)], tmp_path / "list.pth")
     with pytest.raises(SettingsError, match=r"^model\.weights: .*list\.pth can't be read"):
         build_model(tmp_path / "list.pth").build_initial_network(SHAPE, 10)
 
 
-def test_random_weights_can_not_be_frozen() -> None:
+def test_frozen_base_with_random_weights_is_rejected() -> None:
     with pytest.raises(SettingsError, match=r"^model\.frozen: true can't be used with random weights"):
         VGG16(weights=None).check(SHAPE, 10)
     VGG16(weights=None, frozen=False).check(SHAPE, 10)
@@ -231,11 +231,11 @@ def server(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         thread.join()
 
 
-def test_the_url_of_torchvisions_weights_contains_the_first_digits_of_their_hash() -> None:
+def test_imagenet_weights_url_contains_start_of_sha256() -> None:
     assert vgg16.WEIGHTS_URL.endswith(f"/vgg16-{IMAGENET_SHA256[:8]}.pth")
 
 
-def test_torchvisions_weights_are_downloaded_once(server: VGG16, tmp_path: Path, weights: dict[str, Tensor]) -> None:
+def test_imagenet_weights_are_downloaded_once(server: VGG16, tmp_path: Path, weights: dict[str, Tensor]) -> None:
     assert server.imagenet_weights_path == tmp_path / "hub" / "checkpoints" / "vgg16-own.pth"
     server.check(SHAPE, 10)
     assert not server.imagenet_weights_path.exists()
@@ -246,13 +246,13 @@ def test_torchvisions_weights_are_downloaded_once(server: VGG16, tmp_path: Path,
     assert server.imagenet_weights_path.stat().st_mtime_ns == mtime_ns
 
 
-def test_a_download_of_another_file_is_rejected_and_deleted(server: VGG16) -> None:
+def test_download_with_wrong_sha256_is_rejected_and_deleted(server: VGG16) -> None:
     with pytest.raises(SettingsError, match=r"^model\.weights: imagenet can't be downloaded from http"):
         VGG16().weights_file()
     assert not list(server.imagenet_weights_path.parent.iterdir())
 
 
-def test_a_failed_download_names_the_path_of_the_file(server: VGG16, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_download_error_contains_path_of_file(server: VGG16, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vgg16, "WEIGHTS_URL", vgg16.WEIGHTS_URL.replace("own", "absent"))
     with pytest.raises(SettingsError, match=rf"404.* {server.imagenet_weights_path.parent}/vgg16-absent\.pth"):
         server.weights_file()

@@ -95,7 +95,7 @@ MODELS = [
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model["name"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_every_run_starts_from_the_tensors_of_the_file(model: dict[str, Any], dtype: str) -> None:
+def test_runs_start_from_tensors_of_weights_file(model: dict[str, Any], dtype: str) -> None:
     tensors = {
         name: value.double() + 1e-12 if dtype == "float64" and value.is_floating_point() else value
         for name, value in make_state(model).items()
@@ -112,13 +112,13 @@ def test_every_run_starts_from_the_tensors_of_the_file(model: dict[str, Any], dt
     assert bits[0] != bits[1], "seeds still draw partition and batches"
 
 
-def test_without_a_file_weights_are_random() -> None:
+def test_initial_weights_without_file_are_random() -> None:
     plain = registry.parse_component(component.MODEL, MLP)
     one, other = ({**plain.build_initial_network(SHAPE, CLASSES).state_dict()} for _ in range(2))  # type: ignore[attr-defined]
     assert not torch.equal(one["head.weight"], other["head.weight"])
 
 
-def test_the_key_contains_the_sha256_of_the_file_and_not_its_path() -> None:
+def test_run_key_contains_sha256_of_weights_file_and_not_its_path() -> None:
     settings = make_study(MLP)
     Path("elsewhere").mkdir()
     shutil.copy("start.pt", "elsewhere/first.pt")
@@ -147,7 +147,7 @@ def test_the_key_contains_the_sha256_of_the_file_and_not_its_path() -> None:
     assert run_settings.build_model() == registry.parse_component(component.MODEL, other_settings["model"])
 
 
-def test_an_algorithm_with_another_head_draws_it_at_random() -> None:
+def test_algorithm_with_different_head_initializes_head_randomly() -> None:
     plan = studies.prepare(
         make_study(MLP, rounds=1)
         | studies.settings(("fednh", "feddw"), 1, model={})
@@ -191,7 +191,9 @@ def change_state(change: dict[str, Any]) -> dict[str, Tensor]:
     ],
     ids=["missing", "extra", "shape", "integers", "nan", "number", "right"],
 )
-def test_the_error_about_another_network_names_a_tensor(tensors: dict[str, Any], message: str | None) -> None:
+def test_weights_of_different_network_are_rejected_with_tensor_name(
+    tensors: dict[str, Any], message: str | None
+) -> None:
     settings = make_study(MLP, change_state(tensors))
     if message is None:
         parser.parse_params(settings)
@@ -210,20 +212,20 @@ class MaliciousPickle:
 @pytest.mark.parametrize(
     "tensors", [{"head.weight": MaliciousPickle()}, [torch.zeros(1)], MaliciousPickle()], ids=["member", "list", "file"]
 )
-def test_a_file_with_other_objects_is_rejected_and_never_executed(tensors: Any) -> None:
+def test_weights_file_with_other_objects_is_rejected_and_not_executed(tensors: Any) -> None:
     with pytest.raises(SettingsError, match=r"^model\.weights: start\.pt can't be read \("):
         parser.parse_params(make_study(MLP, tensors))
     assert not Path("mischief").exists()
 
 
-def test_a_text_file_is_rejected() -> None:
+def test_text_file_as_weights_is_rejected() -> None:
     Path("start.pt").write_text("weights\n")
     settings = studies.settings(model={"weights": "start.pt", "sha256": files.compute_file_sha256(Path("start.pt"))})
     with pytest.raises(SettingsError, match=r"^model\.weights: start\.pt can't be read \("):
         parser.parse_params(settings)
 
 
-def test_the_error_about_a_changed_file_names_both_hashes() -> None:
+def test_changed_weights_file_error_contains_both_hashes() -> None:
     settings = make_study(MLP)
     declared = settings["model"]["sha256"]
     torch.save(make_state(MLP, 5), "start.pt")
@@ -234,7 +236,7 @@ def test_the_error_about_a_changed_file_names_both_hashes() -> None:
         parser.parse_params(settings)
 
 
-def test_a_run_without_its_file_can_be_planned_but_not_opened() -> None:
+def test_run_without_weights_file_is_planned_but_not_opened() -> None:
     plan = studies.prepare(make_study(MLP))
     Path("start.pt").unlink()
     planner.make_plan(Path("params.yaml"))
@@ -242,12 +244,12 @@ def test_a_run_without_its_file_can_be_planned_but_not_opened() -> None:
         studies.open_runs(plan)
 
 
-def test_a_sha256_without_a_file_is_rejected() -> None:
+def test_sha256_without_weights_file_is_rejected() -> None:
     with pytest.raises(SettingsError, match=r"^model\.sha256: model\.weights is missing"):
         parser.parse_params(studies.settings(model={"sha256": "0" * 64}))
 
 
-def test_several_initial_models_are_rejected() -> None:
+def test_weights_file_rejects_algorithm_with_several_initial_models() -> None:
     settings = make_study(MLP)
     two_methods = studies.settings(("fedavg", "ifca")) | {"model": settings["model"]}
     with pytest.raises(SettingsError, match=r"^model\.weights: .*one initial model.* ifca"):

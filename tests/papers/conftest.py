@@ -1,4 +1,4 @@
-"""Measured cells of an imaginary study: the published numbers with some noise."""
+"""Simulated measured cells: the published numbers with noise."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def is_derived(cell_id):
 
 
 def measured_cells(seeds=(0, 1, 2), shift=0.0, keep=lambda cell_id: True):
-    """All measurable cells that ``keep`` selects, with values around the published ones, by id."""
+    """Make measured cells by id, with values near the published ones. ``keep`` selects the cells."""
     chance, numbers, cells = np.random.default_rng(5), published.load_published(), {}
     for cell_id in comparison.list_all_cell_ids():
         if is_derived(cell_id) or cell_id.row == "(unnamed)" or not keep(cell_id):
@@ -48,7 +48,7 @@ def measured_cells(seeds=(0, 1, 2), shift=0.0, keep=lambda cell_id: True):
 
 @pytest.fixture(scope="session")
 def measured_table():
-    """All cells, of three seeds."""
+    """All measured cells, with three seeds."""
     return measured_cells()
 
 
@@ -60,7 +60,7 @@ def make():
 
 @pytest.fixture(scope="session")
 def compared(measured_table):
-    """All cells compared, by preset."""
+    """The comparison of all cells by preset."""
     return {
         preset: comparison.compare_with_published_cells(measured_table, preset)
         for preset in ("full", "reduced", "smoke")
@@ -69,7 +69,7 @@ def compared(measured_table):
 
 @pytest.fixture
 def find_cell():
-    """A cell's id by its paper, table, row and column."""
+    """A function that finds the id of a cell by its paper, table, row and column."""
 
     def find(paper, table, row, column):
         return CellId(paper, table, row, column, layouts.load_papers()[paper].tables[table].get_metric(row, column))

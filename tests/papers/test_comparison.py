@@ -23,14 +23,14 @@ HEAD = [
 ]
 
 
-def measure_one(find_cell, *names, values, **others):
-    """One measured cell by its id."""
+def make_measured_cell(find_cell, *names, values, **others):
+    """Make one measured cell. Return it by its id."""
     fields = {"keys": ("abc",), "test_samples": 10_000, "classes": 10} | others
     return {find_cell(*names): MeasuredCell(RunMean.from_values(values), **fields)}
 
 
 def change_each(measured, **others):
-    """The same cells with changed fields."""
+    """Change the same fields of all cells."""
     return {cell_id: dataclasses.replace(cell, **others) for cell_id, cell in measured.items()}
 
 
@@ -39,7 +39,7 @@ def compare(measured, preset="full"):
 
 
 @pytest.mark.parametrize("preset", ["full", "reduced", "smoke"])
-def test_a_row_for_every_printed_number_at_every_preset(compared, preset):
+def test_comparison_csv_has_row_for_each_published_number(compared, preset):
     for compared_ in (compared[preset], comparison.compare_with_published_cells({}, preset)):
         table = pd.read_csv(io.BytesIO(comparison.encode_comparison_csv(compared_)), keep_default_na=False)
         assert list(table.columns) == HEAD
@@ -50,10 +50,10 @@ def test_a_row_for_every_printed_number_at_every_preset(compared, preset):
 
 
 @pytest.mark.parametrize("folder", sorted((ROOT / "docs/papers").glob("*/")), ids=lambda folder: folder.name)
-def test_what_was_published_of_runs_here_stands_beside_what_is_printed_now(folder):
-    """docs/papers: a copy of results/papers."""
+def test_stored_pages_contain_all_published_numbers(folder):
+    """docs/papers is a copy of results/papers."""
     table = pd.read_csv(folder / "cells.csv", keep_default_na=False)
-    assert list(table.columns) in (HEAD, HEAD[:-1])  # pages that were made before runs were stored have no origin
+    assert list(table.columns) in (HEAD, HEAD[:-1])  # pages from before stored runs have no origin
     assert set(table["preset"]) == {folder.name}
     cell_ids = [tuple(row) for row in table[list(published.CellId._fields)].itertuples(index=False)]
     assert cell_ids == [tuple(number.cell_id) for number in published.load_published().values()]
@@ -66,20 +66,20 @@ def test_what_was_published_of_runs_here_stands_beside_what_is_printed_now(folde
             assert (folder / target).is_file()
 
 
-def test_no_value_is_judged_at_a_smaller_preset(compared):
+def test_smaller_presets_have_no_verdicts(compared):
     verdicts = {"agrees", "differs"}
     words = {preset: {cell.verdict_text for cell in result.cells.values()} for preset, result in compared.items()}
     assert not verdicts & (words["reduced"] | words["smoke"])
     assert verdicts & words["full"]
 
 
-def test_orders_at_a_reduced_preset_and_none_at_smoke(compared):
+def test_reduced_preset_compares_orders_but_smoke_does_not(compared):
     assert compared["smoke"].orders == {}
     reduced = compared["reduced"].orders
     assert reduced == compared["full"].orders
     assert ("FedDW", "Table I", "practical/IMDB", "all") in reduced
     suspect = reduced["cwFedAvg", "Table 2", "alpha=1.0", "all"]
-    assert suspect.methods == 7, "FedNH and FedUV are not targets there"
+    assert suspect.methods == 7, "FedNH and FedUV are not targets in this column"
 
 
 def test_global_and_personalized_methods_are_ordered_separately(find_cell):
@@ -87,7 +87,7 @@ def test_global_and_personalized_methods_are_ordered_separately(find_cell):
     values = {"FedAvg": 60, "FedProx": 50, "FedPer": 80, "FedProto": 70, "PFPS-LWC": 90}
     measured = {}
     for row, value in values.items():
-        measured |= measure_one(find_cell, "PFPS-LWC", "Table 4", row, "CIFAR-10/0.3", values={0: value})
+        measured |= make_measured_cell(find_cell, "PFPS-LWC", "Table 4", row, "CIFAR-10/0.3", values={0: value})
     orders = {key[3]: order for key, order in compare(measured).orders.items()}
     assert {kind: (order.methods, order.tau) for kind, order in orders.items()} == {
         "all": (5, 7 / 9),
@@ -96,8 +96,8 @@ def test_global_and_personalized_methods_are_ordered_separately(find_cell):
     }
 
 
-def test_words(find_cell):
-    measured = measure_one(
+def test_verdict_text_depends_on_available_numbers(find_cell):
+    measured = make_measured_cell(
         find_cell, "FedDW", "Table I", "FedDW", "practical/CIFAR-10", values={0: 66.0, 1: 66.2, 2: 66.4}
     )
     result = compare(measured)
@@ -108,21 +108,21 @@ def test_words(find_cell):
 
 
 @pytest.mark.parametrize(("values", "word"), [((66.0, 66.2, 66.4), "agrees"), ((70.0, 70.2, 70.4), "differs")])
-def test_a_value_agrees_if_the_interval_of_its_difference_contains_zero(find_cell, values, word):
+def test_value_agrees_if_interval_of_difference_contains_zero(find_cell, values, word):
     """The published value is 66.24 ± 0.6 of 5 runs. The sampling error of 10,000 tests is 0.47 points."""
     cell_id = ("FedDW", "Table I", "FedDW", "practical/CIFAR-10")
-    cell = compare(measure_one(find_cell, *cell_id, values=dict(enumerate(values)))).cells[find_cell(*cell_id)]
+    cell = compare(make_measured_cell(find_cell, *cell_id, values=dict(enumerate(values)))).cells[find_cell(*cell_id)]
     difference = np.mean(values) - 66.24
     sampling_variance = values[1] * (100 - values[1]) / 10_000
-    variances = [0.6**2 / 5, sampling_variance / 3]  # ours has no degrees of freedom to lose
+    variances = [0.6**2 / 5, sampling_variance / 3]  # the sampling variance has no degrees of freedom
     half_width = stats.t.ppf(0.975, sum(variances) ** 2 / (variances[0] ** 2 / 4)) * math.sqrt(sum(variances))
     assert cell.verdict_text == word
     assert cell.verdict.contrast[:3] == pytest.approx((difference, difference - half_width, difference + half_width))
 
 
-def test_a_single_seed_is_judged_by_the_columns_spread(find_cell):
+def test_interval_of_single_seed_uses_spread_of_column(find_cell):
     cell_id = ("FedDW", "Table I", "FedProto", "pathological/MNIST")
-    cell = compare(measure_one(find_cell, *cell_id, values={0: 56.0})).cells[find_cell(*cell_id)]
+    cell = compare(make_measured_cell(find_cell, *cell_id, values={0: 56.0})).cells[find_cell(*cell_id)]
     assert cell.verdict_text == "agrees"
     spread = np.sqrt(np.mean(np.square([0.5, 0.1, 0.2, 0.3, 0.4, 1.2, 4.2, 1.2, 0.5, 2.2, 9.2, 0.5])))
     variances = [spread**2, 4.2**2 / 5]
@@ -131,21 +131,21 @@ def test_a_single_seed_is_judged_by_the_columns_spread(find_cell):
     assert contrast.high - contrast.low == pytest.approx(2 * stats.t.ppf(0.975, df) * math.sqrt(sum(variances)))
 
 
-def test_without_any_standard_deviation_the_test_sets_error_counts(find_cell):
+def test_interval_without_standard_deviation_uses_sampling_error(find_cell):
     """PFPS-LWC reports single runs."""
     cell_id = ("PFPS-LWC", "Table 3", "FedPer", "0.5/0.3")
     target = published.load_published()[find_cell(*cell_id)].mean
     limit = stats.norm.ppf(0.975) * math.sqrt(2) * contrasts.compute_sampling_error(target, 10_000)
     for gap, word in ((0.98 * limit, "agrees"), (1.02 * limit, "differs")):
-        measured = measure_one(find_cell, *cell_id, values={0: target + gap})
+        measured = make_measured_cell(find_cell, *cell_id, values={0: target + gap})
         assert compare(measured).cells[find_cell(*cell_id)].verdict_text == word
 
 
-def test_the_interval_includes_the_variation_between_partitions(find_cell):
-    """Both runs, the published one and ours, have drawn a partition."""
+def test_interval_includes_variation_between_partitions(find_cell):
+    """The published run and the measured run each have a random partition."""
     cell_id = ("PFPS-LWC", "Table 2", "FedPer", "0.3/0.3")
     target = published.load_published()[find_cell(*cell_id)].mean
-    cell = compare(measure_one(find_cell, *cell_id, values={0: target - 5})).cells[find_cell(*cell_id)]
+    cell = compare(make_measured_cell(find_cell, *cell_id, values={0: target - 5})).cells[find_cell(*cell_id)]
     std = math.hypot(contrasts.compute_sampling_error(target - 5, 10_000), 2.84)
     published_std = math.hypot(contrasts.compute_sampling_error(target, 10_000), 2.84)
     half_width = stats.norm.ppf(0.975) * math.hypot(std, published_std)
@@ -153,7 +153,7 @@ def test_the_interval_includes_the_variation_between_partitions(find_cell):
     assert cell.verdict.contrast[:3] == pytest.approx((-5, -5 - half_width, -5 + half_width))
 
 
-def test_the_variation_between_partitions_is_that_of_the_stored_runs():
+def test_variation_between_partitions_matches_stored_runs():
     runs, accuracies = (
         pd.read_csv(ROOT / f"studies/papers/pfps_lwc/readings/measured/partition.{name}.csv")
         for name in ("runs", "accuracies")
@@ -168,41 +168,45 @@ def test_the_variation_between_partitions_is_that_of_the_stored_runs():
         assert std == pytest.approx(100 * math.sqrt(variances[points].mean()), abs=0.005)
 
 
-def test_failed_in_print_is_met_by_failing(find_cell):
+def test_failed_published_cell_agrees_only_with_failed_runs(find_cell):
     cell_id = ("FedDW", "Table I", "Per-FedAvg", "pathological/CIFAR-10")
     values = {0: 40.0, 1: 41.0, 2: 42.0}
-    assert compare(measure_one(find_cell, *cell_id, values=values)).cells[find_cell(*cell_id)].verdict_text == "differs"
     assert (
-        compare(measure_one(find_cell, *cell_id, values=values, diverged_runs=1))
+        compare(make_measured_cell(find_cell, *cell_id, values=values)).cells[find_cell(*cell_id)].verdict_text
+        == "differs"
+    )
+    assert (
+        compare(make_measured_cell(find_cell, *cell_id, values=values, diverged_runs=1))
         .cells[find_cell(*cell_id)]
         .verdict_text
         == "agrees"
     )
-    by_chance = compare(measure_one(find_cell, *cell_id, values={0: 20.0})).cells[find_cell(*cell_id)]
-    assert by_chance.verdict_text == "agrees", "twice the accuracy of chance"
+    by_chance = compare(make_measured_cell(find_cell, *cell_id, values={0: 20.0})).cells[find_cell(*cell_id)]
+    assert by_chance.verdict_text == "agrees", "20 % is twice the accuracy of chance"
 
 
-def test_formulas_are_compared_exactly_with_the_studys_parameters(find_cell):
+def test_formulas_are_compared_exactly(find_cell):
     cell_id = ("cwFedAvg", "Table 2", "FedFomo", "cost")
     for expected, word in ((6.0, "agrees"), (3.0, "differs"), (None, "not judged")):
-        measured = measure_one(find_cell, *cell_id, values={0: 6.0}, expected=expected)
+        measured = make_measured_cell(find_cell, *cell_id, values={0: 6.0}, expected=expected)
         assert compare(measured).cells[find_cell(*cell_id)].verdict_text == word
     cell_id = ("cwFedAvg", "Table 7", "cwFedAvg (All)", "100")
     for value, word in ((1122.78, "agrees"), (1124.0, "differs")):
         assert (
-            compare(measure_one(find_cell, *cell_id, values={0: value})).cells[find_cell(*cell_id)].verdict_text == word
+            compare(make_measured_cell(find_cell, *cell_id, values={0: value})).cells[find_cell(*cell_id)].verdict_text
+            == word
         )
 
 
-def test_generated_data_are_never_judged(measured_table):
+def test_generated_data_have_no_verdicts(measured_table):
     result = compare(change_each(measured_table, is_generated=True))
     assert not any(cell.verdict for cell in result.cells.values())
     assert result.orders == {}
 
 
-def test_differences_are_made_of_cells_by_seed(find_cell):
-    ours = measure_one(find_cell, "PFPS-LWC", "Table 2", "PFPS-LWC", "0.5/0.3", values={0: 80.0, 1: 82.0})
-    theirs = measure_one(find_cell, "PFPS-LWC", "Table 2", "FedPer", "0.5/0.3", values={0: 75.0, 1: 78.0})
+def test_differences_are_computed_from_cells_by_seed(find_cell):
+    ours = make_measured_cell(find_cell, "PFPS-LWC", "Table 2", "PFPS-LWC", "0.5/0.3", values={0: 80.0, 1: 82.0})
+    theirs = make_measured_cell(find_cell, "PFPS-LWC", "Table 2", "FedPer", "0.5/0.3", values={0: 75.0, 1: 78.0})
     cell = compare(ours | theirs).cells[find_cell("PFPS-LWC", "Table 2", "Δ", "0.5/0.3")]
     assert cell.measured_number.values == {0: 5.0, 1: 4.0}
     assert (cell.measured_number.mean, cell.measured_number.std) == (4.5, pytest.approx(np.sqrt(0.5)))
@@ -211,13 +215,15 @@ def test_differences_are_made_of_cells_by_seed(find_cell):
     assert (alone.measured_number, alone.verdict_text) == (None, "not measured")
 
 
-def test_a_difference_of_what_diverged_is_marked_as_such(find_cell):
-    both = measure_one(find_cell, "PFPS-LWC", "Table 2", "PFPS-LWC", "0.5/0.3", values={0: 10.0}, diverged_runs=1)
-    both |= measure_one(find_cell, "PFPS-LWC", "Table 2", "FedPer", "0.5/0.3", values={0: 10.0})
+def test_difference_has_diverged_runs_of_its_cells(find_cell):
+    both = make_measured_cell(
+        find_cell, "PFPS-LWC", "Table 2", "PFPS-LWC", "0.5/0.3", values={0: 10.0}, diverged_runs=1
+    )
+    both |= make_measured_cell(find_cell, "PFPS-LWC", "Table 2", "FedPer", "0.5/0.3", values={0: 10.0})
     assert compare(both).cells[find_cell("PFPS-LWC", "Table 2", "Δ", "0.5/0.3")].measurement.diverged_runs == 1
 
 
-def test_numbers_in_running_text_are_made_of_cells(compared):
+def test_numbers_in_text_are_computed_from_cells(compared):
     all_cells = compared["full"].cells
     result = {tuple(cell_id)[2:]: cell for cell_id, cell in all_cells.items() if cell_id.table == "text"}
     mean = {cell_id: cell.measured_number.mean for cell_id, cell in all_cells.items() if cell.measured_number}
@@ -240,14 +246,14 @@ def test_numbers_in_running_text_are_made_of_cells(compared):
     assert result["PFPS-LWC - FedPer", "CIFAR-10", "best_gain_points"].measured_number.mean == max(gains)
 
 
-def test_claims_are_contrasts_with_the_best_of_the_others(find_cell):
+def test_claim_contrasts_method_with_best_rival(find_cell):
     paper = layouts.load_papers()["cwFedAvg"]
     rows = {"FedAvg": 79.0, "FedAMP": 98.4, "FedFomo": 98.0, "cwFedAvg": 98.9}
     shifts = {0: 0.0, 1: 0.3, 2: 0.6}
     measured = {}
     for row, mean in rows.items():
         values = {seed: mean + by for seed, by in shifts.items()}
-        measured |= measure_one(find_cell, "cwFedAvg", "Table 6", row, "AG News", values=values)
+        measured |= make_measured_cell(find_cell, "cwFedAvg", "Table 6", row, "AG News", values=values)
     (result,) = comparison.compute_claim_checks(paper, "Table 6", paper.tables["Table 6"].claims[0], compare(measured))
     assert (result.published_rival, result.measured_rival) == ("FedAMP", "FedAMP")
     assert result.published_contrast.difference == pytest.approx(0.24)
@@ -256,13 +262,13 @@ def test_claims_are_contrasts_with_the_best_of_the_others(find_cell):
     means = [98.9 + 0.3, 98.4 + 0.3]
     assert 0.5 - result.measured_contrast.low == pytest.approx(
         stats.norm.ppf(0.975) * math.sqrt(sum(mean * (100 - mean) / 10_000 / 3 for mean in means))
-    ), "its seeds are equal, so only the sampling error of 10,000 tests remains"
+    ), "all seeds have the same difference, so only the sampling error of 10,000 tests remains"
     for unjudged in (compare(measured, "smoke"), compare(change_each(measured, is_generated=True))):
         (result,) = comparison.compute_claim_checks(paper, "Table 6", paper.tables["Table 6"].claims[0], unjudged)
         assert result.measured_contrast is None
 
 
-def test_counts_leave_out_what_another_table_has(compared):
+def test_summary_counts_repeated_cells_once(compared):
     paper, result = layouts.load_papers()["FedDW"], compared["full"]
     single = [pages.summarize_tables(paper, [name], result)["counts"] for name in ("Table I", "Table II")]
     both = pages.summarize_tables(paper, ["Table I", "Table II"], result)["counts"]
@@ -279,8 +285,8 @@ def test_counts_leave_out_what_another_table_has(compared):
         ({"classes": None}, "needs its numbers of test samples and classes"),
     ],
 )
-def test_what_can_not_be_an_accuracy_is_refused(find_cell, change, message):
-    measured = measure_one(
+def test_comparison_rejects_invalid_accuracies(find_cell, change, message):
+    measured = make_measured_cell(
         find_cell, "FedDW", "Table I", "FedDW", "practical/CIFAR-10", values={0: 66.0, 1: 66.2, 2: 66.4}
     )
     with pytest.raises(ValueError, match=r"measured cells: .* 'practical/CIFAR-10'") as error:
@@ -288,22 +294,22 @@ def test_what_can_not_be_an_accuracy_is_refused(find_cell, change, message):
     assert message in str(error.value)
 
 
-def test_a_cell_of_no_paper_or_measured_beside_its_parts_is_refused(find_cell):
-    ((cell_id, cell),) = measure_one(
+def test_comparison_rejects_unknown_and_derived_cells(find_cell):
+    ((cell_id, cell),) = make_measured_cell(
         find_cell, "FedDW", "Table I", "FedDW", "practical/CIFAR-10", values={0: 66.0}
     ).items()
     with pytest.raises(ValueError, match=r"'FedNova', .* is not a cell of a paper"):
         compare({cell_id._replace(row="FedNova"): cell})
     both = {}
     for row in ("PFPS-LWC", "FedPer", "Δ"):
-        both |= measure_one(find_cell, "PFPS-LWC", "Table 2", row, "0.1/0.3", values={0: 50.0})
+        both |= make_measured_cell(find_cell, "PFPS-LWC", "Table 2", row, "0.1/0.3", values={0: 50.0})
     with pytest.raises(ValueError, match="computed from other cells"):
         compare(both)
     with pytest.raises(ValueError, match="preset 'tiny' is unknown"):
         compare({}, "tiny")
 
 
-def test_the_same_bytes_each_time(compared, measured_table):
+def test_comparison_csv_has_equal_bytes(compared, measured_table):
     assert comparison.encode_comparison_csv(compared["full"]) == comparison.encode_comparison_csv(
         compare(measured_table)
     )

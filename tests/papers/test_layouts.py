@@ -1,4 +1,4 @@
-"""Layouts: each published number has a cell of a table, and each published cell has its number."""
+"""Layouts of the papers have a cell for each published number."""
 
 import re
 from collections import Counter
@@ -14,7 +14,7 @@ PAPERS = layouts.load_papers()
 TABLES = [(paper, name) for paper in PAPERS.values() for name in paper.tables]
 
 
-def test_twenty_tables_and_45_figures_under_their_headings_in_print():
+def test_layouts_contain_20_tables_and_45_figures():
     assert len(TABLES) == 20
     assert list(PAPERS["FedDW"].tables) == ["Table I", "Table II", "Table III", "Table IV"]
     others = {name: len(paper.tables) for name, paper in PAPERS.items() if name != "FedDW"}
@@ -27,7 +27,7 @@ def test_twenty_tables_and_45_figures_under_their_headings_in_print():
 
 
 @pytest.mark.parametrize(("paper", "name"), TABLES, ids=[f"{paper.stem}-{name}" for paper, name in TABLES])
-def test_a_tables_places_are_those_of_print(paper, name):
+def test_table_layout_has_published_cells(paper, name):
     table = paper.tables[name]
     layout_ids = list(paper.iter_cell_ids(name))
     assert len(set(layout_ids)) == len(layout_ids)
@@ -47,14 +47,14 @@ def test_a_tables_places_are_those_of_print(paper, name):
         assert set(layout_ids) == published_ids
 
 
-def test_numbers_in_running_text_are_those_of_print():
+def test_text_layout_has_published_numbers():
     for paper in PAPERS.values():
         texts = [CellId(paper.paper, "text", text.row, text.column, text.metric) for text in paper.text]
         assert texts == [cell_id for cell_id in published.load_published() if cell_id[:2] == (paper.paper, "text")]
 
 
 @pytest.mark.parametrize(("paper", "name"), TABLES, ids=[f"{paper.stem}-{name}" for paper, name in TABLES])
-def test_a_tables_parts_fit(paper, name):
+def test_table_layout_is_consistent(paper, name):
     table = paper.tables[name]
     assert len(table.caption) > 20
     methods = {row.method for row in table.rows.values()}
@@ -73,7 +73,7 @@ def test_a_tables_parts_fit(paper, name):
 
 
 @pytest.mark.parametrize(("paper", "name"), TABLES, ids=[f"{paper.stem}-{name}" for paper, name in TABLES])
-def test_what_stands_in_two_tables_is_the_same_in_both(paper, name):
+def test_repeated_cells_equal_original_cells(paper, name):
     numbers, table = published.load_published(), paper.tables[name]
     repeated = {
         cell_id: paper.find_original_cell(cell_id)
@@ -85,14 +85,14 @@ def test_what_stands_in_two_tables_is_the_same_in_both(paper, name):
         assert numbers[cell_id].mean == pytest.approx(numbers[original].mean, abs=0.05), cell_id
 
 
-def test_how_many_stand_in_two_tables():
+def test_layouts_contain_51_repeated_cells():
     repeated = [
         cell_id for paper, name in TABLES for cell_id in paper.iter_cell_ids(name) if paper.find_original_cell(cell_id)
     ]
     assert Counter(cell_id.paper for cell_id in repeated) == {"FedDW": 24, "FedDUAL": 3, "PFPS-LWC": 12, "cwFedAvg": 12}
 
 
-def test_the_head_of_a_table_with_three_levels():
+def test_table_header_has_three_levels():
     table = PAPERS["FedDW"].tables["Table I"]
     names = ["MNIST", "CIFAR-10", "CIFAR-100", "IMDB"]
     assert table.header_rows == [
@@ -103,14 +103,14 @@ def test_the_head_of_a_table_with_three_levels():
     assert table.column_paths["pathological/MNIST"] == ("Pathological heterogeneous", "CV", "MNIST")
 
 
-def test_a_head_of_one_level_beside_others_of_two():
+def test_table_header_has_columns_of_one_and_two_levels():
     heads = PAPERS["cwFedAvg"].tables["Table 2"].header_rows
     assert heads[0] == [("Comm. cost", 1), ("Number of clients", 2), ("Data heterogeneity", 3)]
     assert [label for label, _ in heads[1]] == ["", "50 clients", "100 clients", "α = 0.01", "α = 0.5", "α = 1.0"]
 
 
-def test_each_paper_opens_with_its_claim_over_a_baseline():
-    claims = {name: (table, claim.row, claim.rival) for name, (table, claim) in main_claims().items()}
+def test_main_claim_compares_method_with_baseline():
+    claims = {name: (table, claim.row, claim.rival) for name, (table, claim) in get_main_claims().items()}
     assert claims == {
         "FedDW": ("Table I", "FedDW", "FedAvg"),
         "FedDUAL": ("Table 1", "FedDUAL", "FedAvg"),
@@ -119,11 +119,11 @@ def test_each_paper_opens_with_its_claim_over_a_baseline():
     }
 
 
-def main_claims():
+def get_main_claims():
     return {name: paper.main_claim for name, paper in PAPERS.items()}
 
 
-def test_numbers_in_text_are_made_of_cells_that_are_there():
+def test_differences_in_text_use_existing_cells():
     for paper in PAPERS.values():
         for text in paper.text:
             for table, row, column in text.minus or ():
@@ -133,14 +133,14 @@ def test_numbers_in_text_are_made_of_cells_that_are_there():
                 assert text.largest[1] in paper.tables[text.largest[0]].rows
 
 
-def test_studies_are_files_of_one_table_or_figure():
+def test_study_is_named_after_table_or_figure():
     for paper in PAPERS.values():
         entries = [*paper.tables.values(), *paper.figures.values()]
         assert all(re.fullmatch(r"(table|figure)\d+", entry.study) for entry in entries if entry.study)  # type: ignore[attr-defined]
         assert all(bool(figure.study) != (figure.form == "none") for figure in paper.figures.values())
 
 
-def test_protocols_by_method():
+def test_protocol_of_table_depends_on_method():
     table = PAPERS["cwFedAvg"].tables["Table 1"]
     assert table.get_protocol("FedUV") == "trained-on-local"
     assert table.get_protocol("cwFedAvg") == "personal-on-local"

@@ -1,4 +1,4 @@
-"""From runs to the papers' cells and figures: small studies on digits with the names of the papers' studies."""
+"""Cells and figures of the papers from small studies on digits, which have the names of the papers' studies."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def declare_study(name: str, **sections: Any) -> NewPlan:
     return plan
 
 
-def run(plan: NewPlan) -> None:
+def run_study(plan: NewPlan) -> None:
     """Run the missing parts of a study."""
     for name in {run.dataset for run in plan.runs}:
         if not layout.get_dataset_path(name).exists():
@@ -121,28 +121,28 @@ def finished_studies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[
             "cwfedavg/figure5": declare_study("cwfedavg/figure5", **NORMS),
         }
         for plan in plans.values():
-            run(plan)
+            run_study(plan)
         yield plans
 
 
 def make_finder(paper: layouts.Paper, preset: str = "smoke") -> measurements.StudyFinder:
-    """A paper's studies by their names."""
+    """Return a function that finds a paper's studies by name."""
     return functools.cache(lambda name: PaperStudy.find_planned_study(paper.stem, name, preset))
 
 
 def measure_paper(paper: layouts.Paper, preset: str = "smoke") -> dict[CellId, MeasuredCell]:
-    """A paper's cells by their places."""
+    """Measure a paper's cells by id."""
     return measurements.measure_paper_cells(paper, make_finder(paper, preset))
 
 
-def number(cell: MeasuredCell) -> RunMean:
-    """A cell's number, which must exist."""
+def require_number(cell: MeasuredCell) -> RunMean:
+    """Return a cell's number, which must not be missing."""
     assert cell.number, cell.reason
     return cell.number
 
 
 def find_row(plan: NewPlan, method: str, protocol: str, **point: str) -> pd.Series[Any]:
-    """The row of a study's table with the number of a cell."""
+    """Find the row of a study's table with the number of a cell."""
     table = StudyData(plan).score_table
     is_selected = (table["algorithm"] == method) & (table["protocol"] == protocol)
     is_selected &= (table["round"] == plan.report.round) & (table["average"] == plan.report.average)
@@ -152,15 +152,17 @@ def find_row(plan: NewPlan, method: str, protocol: str, **point: str) -> pd.Seri
     return row
 
 
-def test_an_accuracy_is_that_of_the_studys_own_table(finished_studies: dict[str, NewPlan]) -> None:
-    """Also if two lists have the same values, so that only the order of their names distinguishes the cells."""
+def test_measured_accuracy_matches_table_of_study(finished_studies: dict[str, NewPlan]) -> None:
+    """Two grid axes have equal values, so only the order of the axes distinguishes the cells."""
     cells, plan = measure_paper(PFPS), finished_studies["pfps_lwc/table2"]
     rows_ = {"FedPer": ("fedper", "personal-on-local"), "FedProto": ("fedproto", "prototype-on-local")}
     for (row, (method, protocol)), alpha, share in itertools.product(rows_.items(), ("0.3", "0.5"), ("0.3", "0.5")):
         cell = cells[CellId("PFPS-LWC", "Table 2", row, f"{alpha}/{share}", "accuracy_pct")]
         row_of_table = find_row(plan, method, protocol, **{"partition.alpha": alpha, "federation.participation": share})
-        assert (number(cell).mean, number(cell).std) == pytest.approx((row_of_table["mean"], row_of_table["std"]))
-        assert number(cell).runs == len(cell.keys) == len(number(cell).values) == 2
+        assert (require_number(cell).mean, require_number(cell).std) == pytest.approx(
+            (row_of_table["mean"], row_of_table["std"])
+        )
+        assert require_number(cell).runs == len(cell.keys) == len(require_number(cell).values) == 2
         assert cell.test_samples
         assert (cell.classes, cell.is_generated, cell.diverged_runs) == (10, False, 0)
     absent = cells[CellId("PFPS-LWC", "Table 2", "FedPer", "0.1/0.3", "accuracy_pct")]
@@ -168,7 +170,7 @@ def test_an_accuracy_is_that_of_the_studys_own_table(finished_studies: dict[str,
 
 
 @pytest.mark.parametrize(("protocol", "tests"), [("personal-on-local", 30), ("personal-on-global", 100)])
-def test_test_samples_count_once(protocol: str, tests: int) -> None:
+def test_count_test_samples_counts_shared_samples_once(protocol: str, tests: int) -> None:
     """Clients have separate test samples, or share the same ones."""
     totals = {"personal-on-local": (10, 20), "personal-on-global": (100, 100)}
     rows_ = [(number, name, total) for number in (1, 2) for name, two in totals.items() for total in two]
@@ -176,7 +178,7 @@ def test_test_samples_count_once(protocol: str, tests: int) -> None:
     assert runs.count_test_samples(metrics, protocol) == tests
 
 
-def test_a_method_is_shown_by_its_own_protocol_and_round(finished_studies: dict[str, NewPlan]) -> None:
+def test_measured_cell_uses_protocol_and_round_of_method(finished_studies: dict[str, NewPlan]) -> None:
     cells, plan = measure_paper(CW), finished_studies["cwfedavg/table2"]
     for row, method, protocol in (
         ("FedAvg", "fedavg", "personal-on-local"),
@@ -184,29 +186,29 @@ def test_a_method_is_shown_by_its_own_protocol_and_round(finished_studies: dict[
         ("cwFedAvg", "cwfedavg", "personal-on-local"),
     ):
         cell = cells[CellId("cwFedAvg", "Table 2", row, "alpha=0.5", "accuracy_pct")]
-        assert number(cell).mean == pytest.approx(find_row(plan, method, protocol, setting="alpha=0.5")["mean"])
+        assert require_number(cell).mean == pytest.approx(find_row(plan, method, protocol, setting="alpha=0.5")["mean"])
 
 
-def test_what_is_sent_is_told_in_sizes_of_the_model(finished_studies: dict[str, NewPlan]) -> None:
+def test_communication_cost_counts_model_sizes(finished_studies: dict[str, NewPlan]) -> None:
     cells = measure_paper(CW)
     cost = {row: cells[CellId("cwFedAvg", "Table 2", row, "cost", "communication_cost")] for row in ("FedAvg", "IFCA")}
-    assert {row: (number(cell).mean, cell.expected) for row, cell in cost.items()} == {
+    assert {row: (require_number(cell).mean, cell.expected) for row, cell in cost.items()} == {
         "FedAvg": (2.0, 2.0),
         "IFCA": (pytest.approx(4.0, rel=1e-2), 4.0),
     }
 
 
-def test_a_gain_in_the_text_is_a_difference_of_cells(finished_studies: dict[str, NewPlan]) -> None:
+def test_gain_in_text_is_difference_of_cells(finished_studies: dict[str, NewPlan]) -> None:
     cells, plan = measure_paper(PFPS), finished_studies["pfps_lwc/figure8"]
     gain = cells[CellId("PFPS-LWC", "text", "PFPS-LWC - FedPer", "Figure 8b/9", "accuracy_gain_points")]
     one, two = (
         find_row(plan, method, "personal-on-local", setting="Figure 8b/9")["mean"] for method in ("pfps_lwc", "fedper")
     )
-    assert number(gain).mean == pytest.approx(one - two)
+    assert require_number(gain).mean == pytest.approx(one - two)
     assert len(gain.keys) == 2
 
 
-def test_a_sweep_has_the_studys_points(finished_studies: dict[str, NewPlan]) -> None:
+def test_sweep_figure_has_points_of_study(finished_studies: dict[str, NewPlan]) -> None:
     drawings = figures.draw_figures(PFPS, make_finder(PFPS))
     figure = drawings["PFPS-LWC", "Figure 8"]
     assert isinstance(figure, SvgFigure)
@@ -221,7 +223,7 @@ def test_a_sweep_has_the_studys_points(finished_studies: dict[str, NewPlan]) -> 
     assert drawings["PFPS-LWC", "Figure 1"] == PFPS.figures["Figure 1"].reason
 
 
-def test_the_error_of_the_estimate_comes_of_a_diagnostic(finished_studies: dict[str, NewPlan]) -> None:
+def test_estimation_error_figure_matches_head_norms(finished_studies: dict[str, NewPlan]) -> None:
     from fedpipe.engine.diagnostics import head_norms
 
     drawings = figures.draw_figures(CW, make_finder(CW))
@@ -239,7 +241,7 @@ def test_the_error_of_the_estimate_comes_of_a_diagnostic(finished_studies: dict[
     assert len(errors) == len(plan.diagnostics) == 2
 
 
-def test_what_contradicts_that_norms_fall_as_shares_grow() -> None:
+def test_contradicting_classes_have_norms_that_grow_with_fraction() -> None:
     """FedDW's Figure 4: "higher proportions lead to smaller weight moduli"."""
     norms = pd.DataFrame({"share": [0.6, 0.3, 0.1, None], "norm": [1.0, 2.0, 3.0, 4.0]})
     assert not measurements.mark_contradicting_classes(norms).any()
@@ -249,7 +251,7 @@ def test_what_contradicts_that_norms_fall_as_shares_grow() -> None:
     assert not measurements.mark_contradicting_classes(close).any(), "0.3 is not less than half of 0.6"
 
 
-def test_circles_are_at_their_share_of_the_norms(finished_studies: dict[str, NewPlan]) -> None:
+def test_norms_figure_scales_norms_to_sum_of_one(finished_studies: dict[str, NewPlan]) -> None:
     figure = layouts.Figure(form="shares", statement="norms", study="figure5", panels=("data",))
     drawing = figures.draw_figures(CW.model_copy(update={"figures": {"Figure 4": figure}}), make_finder(CW))[
         "cwFedAvg", "Figure 4"
@@ -260,7 +262,7 @@ def test_circles_are_at_their_share_of_the_norms(finished_studies: dict[str, New
     assert frame["norm"].sum() == pytest.approx(2 * figures.MAX_CLIENTS, abs=1e-3), "the norms of a head sum to one"
 
 
-def test_pages_of_what_was_run_and_reasons_for_the_rest(finished_studies: dict[str, NewPlan]) -> None:
+def test_papers_pages_contain_measured_cells_and_reasons(finished_studies: dict[str, NewPlan]) -> None:
     compared = make.write_papers("smoke")
     folder = make.get_pages_folder("smoke")
     frame = pd.read_csv(folder / "cells.csv")
@@ -272,12 +274,12 @@ def test_pages_of_what_was_run_and_reasons_for_the_rest(finished_studies: dict[s
     text = (folder / "pfps_lwc.html").read_text()
     assert "Changed at this preset: federation.rounds 2; dataset.subset 200." in text
     assert measurements.NO_STUDY in text
-    assert not compared.orders, "smoke judges nothing"
+    assert not compared.orders, "preset smoke does not compare orders"
     with pytest.raises(SettingsError, match=r"^--preset: 'smok' .* Did you mean 'smoke'"):
         make.write_papers("smok")
 
 
-def test_a_run_that_is_not_done_costs_its_own_cells(finished_studies: dict[str, NewPlan], tmp_path: Path) -> None:
+def test_missing_run_changes_only_its_cells(finished_studies: dict[str, NewPlan], tmp_path: Path) -> None:
     plan = finished_studies["pfps_lwc/table2"]
     missing_cell = next(cell for cell in plan.cells if (cell.algorithm, cell.seed) == ("fedper", 0))
     column = f"{missing_cell.grid['partition.alpha']}/{missing_cell.grid['federation.participation']}"
@@ -286,7 +288,7 @@ def test_a_run_that_is_not_done_costs_its_own_cells(finished_studies: dict[str, 
     moved_folder = missing_cell.merged_files.path.rename(tmp_path / "away")
     try:
         after = measure_paper(PFPS)
-        assert number(after[cell_id]).runs == 1, "the other seed is there"
+        assert require_number(after[cell_id]).runs == 1, "the other seed is complete"
         assert (before[cell_id].is_incomplete, after[cell_id].is_incomplete) == (False, True)
         other = cell_id._replace(row="FedProto")
         assert after[other] == before[other]
@@ -301,8 +303,10 @@ def test_a_run_that_is_not_done_costs_its_own_cells(finished_studies: dict[str, 
         shutil.move(moved_folder, missing_cell.merged_files.path)
 
 
-def test_settings_and_memory_in_print_are_those_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """cwFedAvg's Table 5 and the coefficients in its text, from the study; and Table 7, from shapes alone."""
+def test_hyperparameters_and_server_memory_match_published_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The study gives the hyperparameters of cwFedAvg's paper, and shapes of tensors give its Table 7."""
     (tmp_path / "studies").symlink_to(studies.ROOT / "studies")
     monkeypatch.chdir(tmp_path)
     planner.write_plan(planner.make_plan(Path("studies/papers/cwfedavg/table1.yaml")))
@@ -310,7 +314,7 @@ def test_settings_and_memory_in_print_are_those_here(tmp_path: Path, monkeypatch
     numbers, checked = published.load_published(), 0
     for cell_id, cell in cells.items():
         if cell_id.metric in ("hyperparameter", "server_memory_million_parameters"):
-            assert number(cell).mean == pytest.approx(numbers[cell_id].mean, rel=5e-3), cell_id
+            assert require_number(cell).mean == pytest.approx(numbers[cell_id].mean, rel=5e-3), cell_id
             checked += 1
     assert checked == 11 + 4 + 9
     compared = comparison.compare_with_published_cells(cells, "full")
@@ -325,7 +329,7 @@ def test_settings_and_memory_in_print_are_those_here(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.usefixtures("finished_studies")
-def test_no_page_is_made_of_a_study_that_was_edited_since(finished_studies: dict[str, NewPlan]) -> None:
+def test_papers_pages_reject_edited_study(finished_studies: dict[str, NewPlan]) -> None:
     make.write_papers("smoke")
     page, study = make.get_pages_folder("smoke") / "pfps_lwc.html", finished_studies["pfps_lwc/figure8"].params
     page_bytes, planned = page.read_bytes(), study.read_text()
@@ -341,7 +345,7 @@ def test_no_page_is_made_of_a_study_that_was_edited_since(finished_studies: dict
     study.write_text(planned)
 
 
-def test_a_snakemake_makes_no_page_of_plans_that_were_made_meanwhile(finished_studies: dict[str, NewPlan]) -> None:
+def test_papers_pages_reject_plans_changed_since_fingerprint(finished_studies: dict[str, NewPlan]) -> None:
     fingerprint = contents.compute_plans_fingerprint(
         Plan.read(finished_studies[name].study_files.plan) for name in sorted(finished_studies)
     )
@@ -361,7 +365,7 @@ def test_a_snakemake_makes_no_page_of_plans_that_were_made_meanwhile(finished_st
 
 
 def imitate_study(cells_: list[types.SimpleNamespace], done: list[types.SimpleNamespace], **answers: Any) -> Any:
-    """A study without files, which answers the calls of `measurements` and `figures`."""
+    """Make a fake study without files for `measurements` and `figures`."""
     methods = [cell.algorithm for cell in cells_]
     plan = types.SimpleNamespace(cells=cells_, algorithms=methods, grid={"data": []}, preset="full", report=None)
     defaults = {
@@ -374,7 +378,7 @@ def imitate_study(cells_: list[types.SimpleNamespace], done: list[types.SimpleNa
 
 
 def draw_figure(name: str, heading: str, studies_by_name: dict[str, Any]) -> SvgFigure:
-    """One figure of a paper, which must not be missing."""
+    """Draw one figure of a paper, which must not be missing."""
     paper = layouts.load_papers()[name]
     reduced_paper = paper.model_copy(update={"figures": {heading: paper.figures[heading]}})
     figure = figures.draw_figures(reduced_paper, studies_by_name.get)[name, heading]
@@ -383,17 +387,16 @@ def draw_figure(name: str, heading: str, studies_by_name: dict[str, Any]) -> Svg
 
 
 def make_cell(method: str, seed: int = 0, **grid: Any) -> types.SimpleNamespace:
-    """A cell of a plan."""
     key = f"{method}{seed}{grid}"
     return types.SimpleNamespace(algorithm=method, seed=seed, key=key, rounds=100, grid={"data": "FMNIST"} | grid)
 
 
-def curves(accuracy: dict[str, list[float]]) -> Any:
-    """Accuracies in percent by round, as `PaperStudy.load_curve` returns them."""
+def make_curve_loader(accuracy: dict[str, list[float]]) -> Any:
+    """Make a function such as `PaperStudy.load_curve`, from accuracies in percent by round."""
     return lambda cell: pd.DataFrame({"x": range(1, 1 + len(accuracy[cell.key])), "value": accuracy[cell.key]})
 
 
-def test_rounds_to_the_target_are_those_of_the_mean_over_seeds() -> None:
+def test_rounds_to_target_use_mean_over_seeds() -> None:
     """FedAvg reaches its last mean accuracy, even if one of its seeds ends below it."""
     cells = {
         make_cell(method, seed).key: make_cell(method, seed) for method in ("fedavg", "feddual") for seed in (0, 1)
@@ -404,22 +407,22 @@ def test_rounds_to_the_target_are_those_of_the_mean_over_seeds() -> None:
         make_cell("feddual", 0).key: [20, 80, 80],
         make_cell("feddual", 1).key: [20, 55, 50],
     }
-    study = imitate_study([*cells.values()], [*cells.values()], load_curve=curves(accuracy))
+    study = imitate_study([*cells.values()], [*cells.values()], load_curve=make_curve_loader(accuracy))
     figure = draw_figure("FedDUAL", "Figure 4", {"table1": study})
     result = pd.read_csv(io.StringIO(figure.csv))
     assert dict(zip(result["line"], result["value"], strict=True)) == {"FedAvg": 3, "FedDUAL": 2}
     assert {*result["panel"]} == {"FMNIST, FedAvg's last: 60.0 %"}
 
 
-def test_a_figure_tells_what_is_not_in_it() -> None:
+def test_figure_shows_missing_cells() -> None:
     cells = [make_cell("fedavg"), make_cell("feddual"), make_cell("feddual", 1), make_cell("moon")]
-    study = imitate_study(cells, cells[:1], load_curve=curves({cells[0].key: [50.0]}))
+    study = imitate_study(cells, cells[:1], load_curve=make_curve_loader({cells[0].key: [50.0]}))
     figure = draw_figure("FedDUAL", "Figure 3", {"table1": study})
     assert figure.missing == "FedDUAL, FMNIST, MOON, FMNIST (failed: boom)"
 
 
-def test_norms_of_the_run_beside_are_named_as_such_also_where_it_is_alone() -> None:
-    """cwFedAvg's Figure 11: a run of Table 1 with WDR, and one of Figure 5 without."""
+def test_norms_figure_labels_run_without_wdr() -> None:
+    """cwFedAvg's Figure 11 has a run of Table 1 with WDR, and a run of Figure 5 without WDR."""
     norms = pd.DataFrame(
         [{"model": "trained", "owner": 0, "class": 0, "norm": 1.0, "relative": 1.0, "share": 1.0, "samples": 5}]
     )
@@ -438,7 +441,7 @@ def test_norms_of_the_run_beside_are_named_as_such_also_where_it_is_alone() -> N
         assert {*pd.read_csv(io.StringIO(figure.csv))["panel"]} == {"training data", *names}
 
 
-def test_the_best_value_is_told_once_all_were_run() -> None:
+def test_best_epsilon_needs_all_runs() -> None:
     cells = [make_cell("feddual", **{"algorithms.feddual.epsilon": epsilon}) for epsilon in (1e-5, 1e-3)]
     accuracy = {cells[0].key: 70.0, cells[1].key: 71.0}
     (text,) = (text for text in layouts.load_papers()["FedDUAL"].text if text.metric == "best_epsilon")
@@ -449,7 +452,7 @@ def test_the_best_value_is_told_once_all_were_run() -> None:
         assert measured_cell.reason == ("" if expected else "failed: boom")
 
 
-def test_counterexamples_are_told_of_a_hundred_clients() -> None:
+def test_counterexamples_are_scaled_to_100_clients() -> None:
     """The paper reports 3 of 100 experiments."""
     rows = [(0, 0.9, 1.0), (0, 0.1, 2.0), (1, 0.9, 2.0), (1, 0.1, 1.0), (2, 0.5, 1.0), (2, 0.5, 1.0), (3, 1.0, 1.0)]
     norms = pd.DataFrame(rows, columns=["owner", "share", "norm"])
@@ -457,4 +460,4 @@ def test_counterexamples_are_told_of_a_hundred_clients() -> None:
     cells = [make_cell("fedavg")]
     study = imitate_study(cells, cells, load_diagnostics=lambda kind, cell: [norms])
     measured_cell = measurements.measure_prose_number(text, {text.study: study}.get)
-    assert (number(measured_cell).mean, number(measured_cell).runs) == (25.0, 1)
+    assert (require_number(measured_cell).mean, require_number(measured_cell).runs) == (25.0, 1)

@@ -1,4 +1,4 @@
-"""Pages: complete, self-contained, safe and reproducible, also in a real browser."""
+"""Pages of the papers are complete, self-contained, safe and reproducible, also in a browser."""
 
 import fcntl
 import html
@@ -27,7 +27,7 @@ HOSTILE = """"><script>alert(1)</script><img src=x onerror='alert(2)'>'&amp;"""
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
-class Parsed(html.parser.HTMLParser):
+class ParsedPage(html.parser.HTMLParser):
     """Elements of a page with their attributes, and the texts of headings."""
 
     def __init__(self, text):
@@ -76,25 +76,25 @@ def folder(measured_table, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def parsed_pages(folder):
-    return {name: Parsed((folder / f"{name}.html").read_text()) for name in PAGES}
+    return {name: ParsedPage((folder / f"{name}.html").read_text()) for name in PAGES}
 
 
-def test_every_table_and_figure_has_its_heading(parsed_pages):
+def test_pages_have_heading_for_each_table_and_figure(parsed_pages):
     for paper in layouts.load_papers().values():
         headings = parsed_pages[paper.stem].headings
         expected_headings = [*paper.tables, *paper.figures]
         assert [heading for heading in headings if heading in expected_headings] == expected_headings
 
 
-def test_also_where_nothing_was_measured(measured_table, tmp_path):
+def test_pages_without_measured_cells_have_all_headings(measured_table, tmp_path):
     pages.write_pages(tmp_path, "smoke", {}, {}, ABOUT)
     for paper in layouts.load_papers().values():
         text = (tmp_path / f"{paper.stem}.html").read_text()
-        assert {*paper.tables, *paper.figures} <= set(Parsed(text).headings)
+        assert {*paper.tables, *paper.figures} <= set(ParsedPage(text).headings)
         assert "not run" in text
 
 
-def test_ids_are_unique_and_links_lead_somewhere(folder, parsed_pages):
+def test_page_ids_are_unique_and_links_have_targets(folder, parsed_pages):
     ids = {name: page.get_values("id") for name, page in parsed_pages.items()}
     for name, page in parsed_pages.items():
         assert len(set(ids[name])) == len(ids[name])
@@ -107,10 +107,10 @@ def test_ids_are_unique_and_links_lead_somewhere(folder, parsed_pages):
             assert not target or target in ids[target_page], link
 
 
-def test_self_contained_and_without_scripts(folder):
+def test_pages_are_self_contained_without_scripts(folder):
     for name in PAGES:
         text = (folder / f"{name}.html").read_text()
-        page = Parsed(text)
+        page = ParsedPage(text)
         assert not {"script", "link", "svg", "iframe", "object"} & {
             tag for tag, attributes in page.elements if attributes.get("href") != "data:,"
         }
@@ -120,7 +120,7 @@ def test_self_contained_and_without_scripts(folder):
         assert "@import" not in text
 
 
-def test_a_cell_shows_both_numbers_its_verdict_its_interval_and_its_runs(folder, compared):
+def test_cell_shows_numbers_verdict_interval_and_runs(folder, compared):
     text = (folder / "feddw.html").read_text()
     cell_id = next(
         cell_id for cell_id in compared["full"].cells if cell_id[1:4] == ("Table I", "FedDW", "practical/CIFAR-10")
@@ -139,7 +139,7 @@ def test_a_cell_shows_both_numbers_its_verdict_its_interval_and_its_runs(folder,
         assert part in row, part
 
 
-def test_a_dash_has_its_reason(folder):
+def test_missing_cells_and_figures_show_reason(folder):
     table = (folder / "cwfedavg.html").read_text().partition('id="table-1"')[2].partition("</section>")[0]
     assert "<li>too costly</li>" in table
     assert "VGG16 is not here." in (folder / "feddual.html").read_text()
@@ -147,7 +147,7 @@ def test_a_dash_has_its_reason(folder):
     assert "failed in the paper" in (folder / "feddw.html").read_text()
 
 
-def test_a_page_opens_with_the_claim_and_whether_it_is_reproduced(folder, make, tmp_path):
+def test_page_begins_with_claim_and_its_reproduction(folder, make, tmp_path):
     text = (folder / "cwfedavg.html").read_text().partition("<h2")[0]
     assert "<strong>cwFedAvg is ahead of FedAvg.</strong> In the paper (Table 1): ahead in 7 of 7 columns, +22" in text
     shifts = {"higher": (2.0, "yes"), "lower": (-15.0, "no"), "level": (0.0, "undecided (the 95% intervals contain 0)")}
@@ -163,7 +163,7 @@ def test_a_page_opens_with_the_claim_and_whether_it_is_reproduced(folder, make, 
     assert "Reproduced: <strong>not compared</strong>" in (tmp_path / "smoke/feddual.html").read_text()
 
 
-def test_what_was_run_stands_at_the_top(folder):
+def test_page_shows_preset_and_commit_at_top(folder):
     for name in PAGES:
         text = (folder / f"{name}.html").read_text()
         top = text.partition("</nav>")[2].partition("<h2")[0]
@@ -172,7 +172,7 @@ def test_what_was_run_stands_at_the_top(folder):
         assert "0123abc</code> on 2026-11-22" in text.partition("<footer>")[2]
 
 
-def test_a_page_tells_what_the_paper_says_and_where_print_code_and_this_differ(folder):
+def test_page_contains_claims_statements_and_deviations(folder):
     for paper in layouts.load_papers().values():
         text = html.unescape((folder / f"{paper.stem}.html").read_text())
         for table in paper.tables.values():
@@ -187,7 +187,7 @@ def test_a_page_tells_what_the_paper_says_and_where_print_code_and_this_differ(f
                 assert text in section, text
 
 
-def test_a_cell_with_some_of_its_runs_says_so(measured_table, tmp_path):
+def test_cell_marks_diverged_and_incomplete_runs(measured_table, tmp_path):
     cell_id = next(
         cell_id for cell_id in measured_table if cell_id[:4] == ("FedDW", "Table I", "FedDW", "practical/CIFAR-10")
     )
@@ -202,7 +202,7 @@ def test_a_cell_with_some_of_its_runs_says_so(measured_table, tmp_path):
     assert [notes[int(number) - 1] for number in marks] == ["diverged", "incomplete"]
 
 
-def test_no_signs_at_smaller_presets(measured_table, tmp_path):
+def test_pages_of_smaller_presets_have_no_verdict_signs(measured_table, tmp_path):
     for preset in ("reduced", "smoke"):
         pages.write_pages(tmp_path, preset, measured_table, {}, ABOUT)
         text = (tmp_path / "feddw.html").read_text()
@@ -212,7 +212,7 @@ def test_no_signs_at_smaller_presets(measured_table, tmp_path):
         assert ("Order of methods" in body) == (preset == "reduced")
 
 
-def test_generated_data_are_marked(measured_table, tmp_path):
+def test_page_marks_generated_data(measured_table, tmp_path):
     pages.write_pages(
         tmp_path,
         "smoke",
@@ -223,7 +223,7 @@ def test_generated_data_are_marked(measured_table, tmp_path):
     assert "on generated data with the data set's shape" in html.unescape((tmp_path / "feddw.html").read_text())
 
 
-def test_the_same_bytes_each_time(folder, measured_table, tmp_path):
+def test_written_pages_have_equal_bytes(folder, measured_table, tmp_path):
     outputs = []
     for name in ("one", "two"):
         pages.write_pages(tmp_path / name, "full", measured_table, {("FedDW", "Figure 6"): draw_figure()}, ABOUT)
@@ -253,15 +253,15 @@ def hostile_pages(make, tmp_path_factory):
     return folder
 
 
-def test_hostile_texts_are_text(hostile_pages):
+def test_pages_escape_hostile_texts(hostile_pages):
     for name in PAGES:
-        page = Parsed((hostile_pages / f"{name}.html").read_text())
+        page = ParsedPage((hostile_pages / f"{name}.html").read_text())
         assert "script" not in {tag for tag, _ in page.elements}
         assert all(source.startswith("data:image/svg+xml;base64,") for source in page.get_values("src"))
         assert not [attribute for _, outputs in page.elements for attribute in outputs if attribute == "onerror"]
 
 
-def test_a_column_that_is_another_tables_counts_once(make):
+def test_summary_counts_repeated_column_once(make):
     """FedDW's Baseline1 of Table II is a column of Table I."""
     columns = {("Table I", "practical/CIFAR-10"), ("Table II", "Baseline1")}
     cells = make(seeds=(0,), keep=lambda cell_id: (cell_id.table, cell_id.column) in columns)
@@ -271,7 +271,7 @@ def test_a_column_that_is_another_tables_counts_once(make):
     assert pages.summarize_tables(paper, list(paper.tables), compared)["winners"].endswith("of 1")
 
 
-def test_figures_of_no_paper_are_refused(measured_table, tmp_path):
+def test_write_pages_rejects_unknown_figures(measured_table, tmp_path):
     with pytest.raises(ValueError, match=r"figures: .*Figure 9.* is not a figure of a paper"):
         pages.write_pages(tmp_path, "smoke", {}, {("FedDW", "Figure 9"): "?"}, ABOUT)
     assert not list(tmp_path.iterdir())
@@ -302,7 +302,7 @@ class Browser:
             self(f"{domain}.enable")
 
     def __call__(self, method, **parameters):
-        """Call a method and return its answer. Earlier events are stored in ``events``."""
+        """Call a method and return its result. Add earlier events to ``events``."""
         self.number += 1
         message = {"id": self.number, "method": method, "params": parameters}
         message |= {"sessionId": self.session} if self.session else {}
@@ -332,7 +332,7 @@ class Browser:
             self.events.append(self.next())
         return self.events
 
-    def tell(self, expression):
+    def evaluate(self, expression):
         return self("Runtime.evaluate", expression=expression, returnByValue=True)["result"]["value"]
 
     def close(self):
@@ -352,7 +352,7 @@ def browser(tmp_path_factory):
 
 
 def list_problems(browser, path, width):
-    """The problems that a browser reports, and its requests except the page itself."""
+    """Return the problems that a browser reports, and its requests except for the page."""
     events = browser.open(path, width)
     problems = [event for event in events if event.get("method") in {"Log.entryAdded", "Runtime.exceptionThrown"}]
     problems += [event for event in events if event.get("method") == "Runtime.consoleAPICalled"]
@@ -363,45 +363,45 @@ def list_problems(browser, path, width):
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_browser_shows_it_at_both_widths(browser, folder, name):
+def test_browser_shows_page_at_both_widths(browser, folder, name):
     for width in (1280, 375):
         assert list_problems(browser, folder / f"{name}.html", width) == ([], [])
-        assert browser.tell("document.documentElement.scrollWidth") <= width
-        assert browser.tell("document.compatMode") == "CSS1Compat"
-    wide = browser.tell("[...document.querySelectorAll('table')].every(one => one.closest('.scroll'))")
+        assert browser.evaluate("document.documentElement.scrollWidth") <= width
+        assert browser.evaluate("document.compatMode") == "CSS1Compat"
+    wide = browser.evaluate("[...document.querySelectorAll('table')].every(one => one.closest('.scroll'))")
     assert wide
     if name == "index":
         return
     paper = next(paper for paper in layouts.load_papers().values() if paper.stem == name)
-    headings = browser.tell(
+    headings = browser.evaluate(
         "[...document.querySelectorAll('h2')].filter(one => one.offsetHeight).map(one => one.innerText)"
     )
     assert {*paper.tables, *paper.figures} <= set(headings)
-    first = browser.tell("document.querySelector('table.results tbody td').getBoundingClientRect().left")
+    first = browser.evaluate("document.querySelector('table.results tbody td').getBoundingClientRect().left")
     assert first < 300, "the first column of numbers is on the screen of a phone"
 
 
-def test_the_browser_tells_what_is_wrong(browser, tmp_path):
+def test_browser_reports_problems_of_invalid_page(browser, tmp_path):
     page = tmp_path / "wrong.html"
     page.write_text("<!doctype html><img src='x.png'><div style='width: 500px'>.</div><script>nothing()</script>")
     problems, requests = list_problems(browser, page, 375)
     assert {event["method"] for event in problems} == {"Log.entryAdded", "Runtime.exceptionThrown"}
     assert requests == [(tmp_path / "x.png").as_uri()]
-    assert browser.tell("document.documentElement.scrollWidth") > 375
+    assert browser.evaluate("document.documentElement.scrollWidth") > 375
 
 
-def test_a_browser_draws_a_figure_in_its_own_box(browser, folder):
+def test_browser_draws_figure_in_its_box(browser, folder):
     list_problems(browser, folder / "feddw.html", 1280)
     image = "document.querySelector('#figure-6 img')"
-    assert browser.tell(f"{image}.naturalWidth") > 500
+    assert browser.evaluate(f"{image}.naturalWidth") > 500
     box = f"{image}.getBoundingClientRect()"
-    assert browser.tell(f"{box}.width") > 500
-    assert browser.tell(f"{box}.height") > 200
+    assert browser.evaluate(f"{box}.width") > 500
+    assert browser.evaluate(f"{box}.height") > 200
 
 
-def test_a_browser_finds_no_script_in_hostile_pages(browser, hostile_pages):
+def test_browser_runs_no_script_of_hostile_pages(browser, hostile_pages):
     for name in PAGES:
         assert list_problems(browser, hostile_pages / f"{name}.html", 375) == ([], [])
-        assert browser.tell("document.scripts.length") == 0
-        assert browser.tell("document.documentElement.scrollWidth") <= 375
-        assert "alert(1)" in browser.tell("document.body.innerText")
+        assert browser.evaluate("document.scripts.length") == 0
+        assert browser.evaluate("document.documentElement.scrollWidth") <= 375
+        assert "alert(1)" in browser.evaluate("document.body.innerText")

@@ -1,4 +1,4 @@
-"""The papers' studies: each is planned without its data, and has the runs of the paper."""
+"""Studies of the papers are planned without their data, and have the runs of the paper."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ SHARED = {  #: number of runs that two studies share
 }
 
 
-def name(path: Path) -> str:
+def get_study_name(path: Path) -> str:
     return str(path.relative_to(ROOT / "studies/papers").with_suffix(""))
 
 
@@ -72,34 +72,34 @@ def plan_study(study: str, preset: str = "full") -> NewPlan:
 
 @pytest.fixture(autouse=True)
 def folder_with_studies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder with the studies and nothing else: no data, no results."""
+    """A folder with only the studies, without data and results."""
     (tmp_path / "studies").symlink_to(ROOT / "studies")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FEDPIPE_MIRROR", raising=False)
     monkeypatch.setattr(sys, "path", [*sys.path])
 
 
-def keys(study: str) -> set[Path]:
+def list_run_paths(study: str) -> set[Path]:
     return {run.path for run in plan_study(study).runs}
 
 
-def columns(study: str, preset: str = "full") -> set[str]:
-    """The names of a study's columns: values of its lists and axes, with a slash between."""
+def list_columns(study: str, preset: str = "full") -> set[str]:
+    """List the names of a study's columns: values of its grid axes with slashes between them."""
     plan = plan_study(study, preset)
     names = [axis for axis in plan.grid if not axis.startswith("algorithms.")]
     return {"/".join(str(cell.grid[axis]) for axis in names if axis in cell.grid) for cell in plan.cells}
 
 
-@pytest.mark.parametrize("study", [name(path) for path in FILES])
-def test_a_study_plans_without_its_data(study: str) -> None:
+@pytest.mark.parametrize("study", [get_study_name(path) for path in FILES])
+def test_study_is_planned_without_data(study: str) -> None:
     plan = plan_study(study)
     assert {cell.algorithm for cell in plan.cells} == set(plan.algorithms)
     assert len(plan.runs) == RUNS.get(study, len(plan.runs))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("study", [name(path) for path in FILES])
-def test_a_study_has_its_smaller_presets(study: str) -> None:
+@pytest.mark.parametrize("study", [get_study_name(path) for path in FILES])
+def test_study_has_smaller_presets(study: str) -> None:
     assert set(read_params(Path("studies/papers") / f"{study}.yaml")["presets"]) >= {"smoke", "reduced"}
     whole = plan_study(study)
     for preset in ("smoke", "reduced"):
@@ -112,8 +112,8 @@ def test_a_study_has_its_smaller_presets(study: str) -> None:
         } or preset != "smoke"
 
 
-@pytest.mark.parametrize("study", [name(path) for path in FILES])
-def test_data_are_generated_at_preset_smoke_alone(study: str) -> None:
+@pytest.mark.parametrize("study", [get_study_name(path) for path in FILES])
+def test_only_preset_smoke_generates_data(study: str) -> None:
     params = read_params(Path("studies/papers") / f"{study}.yaml")
     presets = params.pop("presets")
     assert [preset for preset, changes in presets.items() if "generate" in str(changes)] == ["smoke"]
@@ -123,23 +123,23 @@ def test_data_are_generated_at_preset_smoke_alone(study: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", ["smoke", "reduced"])
 @pytest.mark.parametrize("paper", layouts.load_papers().values(), ids=layouts.PAPER_STEMS)
-def test_what_a_smaller_preset_runs_has_its_cell_in_the_table(paper: layouts.Paper, preset: str) -> None:
+def test_smaller_preset_has_only_cells_of_tables(paper: layouts.Paper, preset: str) -> None:
     for table in paper.tables.values():
         if table.study and table.metric != "hyperparameter":
             study = f"{paper.stem}/{table.study}"
-            assert columns(study, preset) <= set(table.column_paths), study
+            assert list_columns(study, preset) <= set(table.column_paths), study
             assert set(plan_study(study, preset).algorithms) <= {row.method for row in table.rows.values()}
 
 
 @pytest.mark.slow
-def test_the_rates_of_feddual_are_a_preset() -> None:
+def test_feddual_preset_rates_has_all_learning_rates() -> None:
     plan = plan_study("feddual/table1", "rates")
     assert len(plan.runs) == 3 * 3 * 5 * (7 + 4 + 4)
     assert plan.report.best_over == ("federation.learning_rate", "algorithms.fedprox.mu", "algorithms.fednova.mu")
 
 
-def test_dvc_records_tables_and_pages_where_they_lie() -> None:
-    """Also those of preset full, whose name is not in the path of a study."""
+def test_dvc_outputs_match_paths_of_results_and_pages() -> None:
+    """The path of a study at preset full does not contain the preset."""
     stages = yaml.safe_load((ROOT / "studies/papers" / layout.DVC_YAML).read_text())["stages"]
 
     def get_output_path(stage: str, **item: str) -> Path:
@@ -157,20 +157,23 @@ def test_dvc_records_tables_and_pages_where_they_lie() -> None:
     assert get_output_path("pages", preset="full") == make.get_pages_folder("full")
 
 
-def test_every_table_that_needs_runs_is_declared() -> None:
+def test_each_table_and_figure_with_runs_has_study() -> None:
     expected = {
-        f"{paper.stem}/{part.study}" for paper in layouts.load_papers().values() for part in parts(paper) if part.study
+        f"{paper.stem}/{part.study}"
+        for paper in layouts.load_papers().values()
+        for part in iterate_parts(paper)
+        if part.study
     }
-    assert expected == {name(path) for path in FILES}
+    assert expected == {get_study_name(path) for path in FILES}
 
 
-def parts(paper: layouts.Paper) -> Iterator[layouts.Table | layouts.Figure]:
+def iterate_parts(paper: layouts.Paper) -> Iterator[layouts.Table | layouts.Figure]:
     yield from paper.tables.values()
     yield from paper.figures.values()
 
 
 @pytest.mark.parametrize("paper", layouts.load_papers().values(), ids=layouts.PAPER_STEMS)
-def test_rows_and_columns_of_the_layouts_are_those_of_the_studies(paper: layouts.Paper) -> None:
+def test_layout_rows_and_columns_match_studies(paper: layouts.Paper) -> None:
     for number, table in paper.tables.items():
         if table.study is None or table.metric == "hyperparameter":
             continue
@@ -179,7 +182,7 @@ def test_rows_and_columns_of_the_layouts_are_those_of_the_studies(paper: layouts
         assert methods == set(plan.algorithms), number
         elsewhere = {column for repeat in table.repeats for column in repeat.columns if not repeat.rows}
         formulas = {column for column in table.column_paths if table.get_metric("", column) != table.metric}
-        assert set(table.column_paths) - elsewhere - formulas == columns(f"{paper.stem}/{table.study}"), number
+        assert set(table.column_paths) - elsewhere - formulas == list_columns(f"{paper.stem}/{table.study}"), number
         for row, entry in table.rows.items():
             if entry.method and table.metric == "accuracy_pct":
                 assert plan.method_protocols.get(entry.method, plan.protocols[0]) == table.get_protocol(row), (
@@ -189,12 +192,12 @@ def test_rows_and_columns_of_the_layouts_are_those_of_the_studies(paper: layouts
 
 
 @pytest.mark.parametrize(("study", "other"), SHARED, ids=["-".join(pair) for pair in SHARED])
-def test_runs_that_two_studies_share_exist_once(study: str, other: str) -> None:
-    assert len(keys(study) & keys(other)) == SHARED[study, other]
+def test_two_studies_share_expected_number_of_runs(study: str, other: str) -> None:
+    assert len(list_run_paths(study) & list_run_paths(other)) == SHARED[study, other]
 
 
-def settings(study: str) -> dict[tuple[str, ...], dict[str, Any]]:
-    """All settings of a study's runs, each once, by method and names of its column."""
+def read_settings(study: str) -> dict[tuple[str, ...], dict[str, Any]]:
+    """Read the settings of a study's runs by method, values of the column, and seed."""
     plan = plan_study(study)
     texts = {str(cell.files.settings): plan.file_texts[str(cell.files.settings)] for cell in plan.cells}
     read_ = {path: yaml.load(text, yaml.CSafeLoader) for path, text in texts.items()}
@@ -252,20 +255,20 @@ PUBLISHED_SETTINGS = {  #: settings in the papers' texts for all runs of a table
 @pytest.mark.parametrize(
     ("study", "stated"), [(study, stated) for studies_, stated in PUBLISHED_SETTINGS.items() for study in studies_]
 )
-def test_what_the_papers_text_states_for_all_runs(study: str, stated: dict[str, set[Any]]) -> None:
+def test_runs_have_settings_of_papers_text(study: str, stated: dict[str, set[Any]]) -> None:
     found: dict[str, set[Any]] = {name: set() for name in stated}
-    for run in settings(study).values():
+    for run in read_settings(study).values():
         for name in stated:
             part, _, key = name.partition(".")
             found[name] |= {run[part][key] if key else run[part]}
     assert found == stated
 
 
-def test_fedrep_trains_as_many_epochs_as_the_others() -> None:
-    """It has its own numbers of epochs, which a column with other rounds must also set."""
+def test_fedrep_epochs_sum_to_local_epochs() -> None:
+    """FedRep has its own numbers of epochs, which a column with other local epochs must also set."""
     checked = set()
     for study in ("feddw/table1", "feddw/table2"):
-        for (method, *_), run in settings(study).items():
+        for (method, *_), run in read_settings(study).items():
             if method == "fedrep":
                 epochs = run["algorithm"]["head_epochs"] + run["algorithm"]["body_epochs"]
                 assert epochs == run["federation"]["local_epochs"]
@@ -273,10 +276,10 @@ def test_fedrep_trains_as_many_epochs_as_the_others() -> None:
     assert checked == {5, 10, 2}
 
 
-def test_pfps_lwcs_baselines_have_their_own_papers_parameters() -> None:
-    """FedProto's are those for CIFAR-10, because its paper has no CIFAR-100. pFedMe's inner rate is a reading."""
+def test_pfps_lwc_baselines_have_published_parameters() -> None:
+    """FedProto has its parameters of CIFAR-10, as its paper has no CIFAR-100. pFedMe's inner rate is a reading."""
     for study in ("pfps_lwc/table2", "pfps_lwc/table3", "pfps_lwc/table4"):
-        for (method, *_), run in settings(study).items():
+        for (method, *_), run in read_settings(study).items():
             parameters = {
                 "fedproto": {"penalty": 0.1},
                 "pfedme": {"attraction": 15, "inner_steps": 5, "inner_rate": 0.01},
@@ -285,8 +288,8 @@ def test_pfps_lwcs_baselines_have_their_own_papers_parameters() -> None:
             assert run["federation"]["momentum"] == (0 if method == "pfedme" else 0.9), "D36"
 
 
-def test_the_curves_of_pfps_lwcs_figure_5_are_those_of_its_four_panels() -> None:
-    """CIFAR-10 at beta 0.5 and P 0.3, and at 0.3 and 0.5; CIFAR-100 at 0.1 and 0.5, both at P 0.5."""
+def test_pfps_lwc_figure_5_has_curves_of_four_panels() -> None:
+    """The panels have CIFAR-10 at (beta, P) = (0.5, 0.3) and (0.3, 0.5), and CIFAR-100 at (0.1, 0.5) and (0.5, 0.5)."""
     found = set()
     for part in layouts.load_papers()["PFPS-LWC"].figures["Figure 5"].run_selections:
         for cell in plan_study(f"pfps_lwc/{part.study}").cells:
@@ -298,8 +301,8 @@ def test_the_curves_of_pfps_lwcs_figure_5_are_those_of_its_four_panels() -> None
     assert found == {("table2", 0.5, 0.3), ("table2", 0.3, 0.5), ("table3", 0.1, 0.5), ("table3", 0.5, 0.5)}
 
 
-def test_the_settings_in_print_are_those_of_the_studies() -> None:
-    """cwFedAvg's Table 5, which is a table of settings, and the coefficients in its text."""
+def test_cwfedavg_study_has_published_hyperparameters() -> None:
+    """The hyperparameters are in Table 5 and in the text of cwFedAvg's paper."""
     names = {"alpha_k": "alpha", "sigma": "sigma", "eps1": "eps1", "eps2": "eps2", "rho": "rho"}
     special_names = {("FedProx", "mu"): "mu", ("FedAMP", "lambda"): "attraction", ("FedUV", "mu"): "variance"}
     special_names |= {("FedUV", "lambda"): "uniformity"}
@@ -331,11 +334,11 @@ def test_the_settings_in_print_are_those_of_the_studies() -> None:
             settings = yaml.safe_load(plan.file_texts[str(cell.files.settings)])
             assert settings["algorithm"][parameter] == number.mean, (cell_id, data)
             checked += 1
-    # by seed: in seven columns FedProx, FedAMP's three, CFL's two, FedNH, FedUV's two; IFCA in six; lambda in seven
+    # Per seed: 7 columns with 9 parameters of FedProx, FedAMP, CFL, FedNH and FedUV, 6 with IFCA's, and 7 with lambda.
     assert checked == 3 * (7 * 9 + 6 + 7)
 
 
-def test_readings_that_comments_name_by_numbers_are_told_on_the_page() -> None:
+def test_papers_page_contains_readings_of_studies() -> None:
     page = (ROOT / "docs/papers.md").read_text()
     readings = [int(number) for number in re.findall(r"^\| D(\d+) \|", page, flags=re.M)]
     assert readings == list(range(1, len(readings) + 1))

@@ -1,4 +1,4 @@
-"""The published numbers: all of them, each once, and equal to the transcript."""
+"""published.csv contains each published number once and matches the transcript."""
 
 import csv
 import os
@@ -30,12 +30,12 @@ def numbers():
     return published.load_published()
 
 
-def test_641_numbers_by_status(numbers):
+def test_published_csv_has_641_numbers_by_status(numbers):
     assert len(numbers) == 641
     assert Counter(number.status for number in numbers.values()) == COUNTS
 
 
-def test_what_print_lacks_has_no_number(numbers):
+def test_failed_and_absent_numbers_have_no_mean(numbers):
     for number in numbers.values():
         cost = number.cell_id.metric == "communication_cost"  # a formula in words
         assert (number.mean is None) == (number.status in {"failed", "absent"} or cost), number
@@ -43,7 +43,7 @@ def test_what_print_lacks_has_no_number(numbers):
         assert number.std is None or (number.std > 0 and number.runs is not None)
 
 
-def test_targets_are_accuracies_with_as_many_runs_as_the_paper_states(numbers):
+def test_targets_are_accuracies_with_published_number_of_runs(numbers):
     targets = [number for number in numbers.values() if number.status == "target"]
     assert {number.cell_id.metric for number in targets} == {"accuracy_pct"}
     assert all(0 < number.mean < 100 for number in targets)
@@ -51,7 +51,7 @@ def test_targets_are_accuracies_with_as_many_runs_as_the_paper_states(numbers):
     assert runs == {("FedDW", 5, True), ("FedDUAL", 3, True), ("PFPS-LWC", None, False), ("cwFedAvg", 3, True)}
 
 
-def test_places_are_names_of_axis_values(numbers):
+def test_cell_ids_contain_names_of_axis_values(numbers):
     assert numbers[CellId("FedDW", "Table I", "FedDW", "practical/IMDB", "accuracy_pct")].mean == 84.46
     assert numbers[CellId("FedDUAL", "Table 4", "both", "CIFAR-100", "accuracy_pct")].std == 0.24
     assert numbers[CellId("PFPS-LWC", "Table 3", "FedBN", "0.5/0.7", "accuracy_pct")].mean == 32.51
@@ -59,7 +59,7 @@ def test_places_are_names_of_axis_values(numbers):
     assert numbers[CellId("cwFedAvg", "Table 1", "IFCA", "practical/Tiny ImageNet*", "accuracy_pct")].mean == 26.68
 
 
-def test_suspect_are_the_three_that_print_itself_contradicts(numbers):
+def test_three_published_numbers_are_suspect(numbers):
     suspect = [tuple(cell_id)[:4] for cell_id, number in numbers.items() if number.status == "suspect"]
     assert suspect == [
         ("FedDW", "Table II", "Local", "N=50"),
@@ -68,7 +68,7 @@ def test_suspect_are_the_three_that_print_itself_contradicts(numbers):
     ]
 
 
-def test_all_data_of_the_package_ship_with_it():
+def test_package_data_covers_all_files_of_papers():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
     folder = ROOT / "fedpipe" / "papers"
     data = {path.name for path in folder.iterdir() if path.is_file() and path.suffix != ".py"}
@@ -77,7 +77,7 @@ def test_all_data_of_the_package_ship_with_it():
     assert "published.csv" in shipped
 
 
-def test_the_same_numbers_as_in_the_transcript(numbers):
+def test_published_numbers_match_transcript(numbers):
     path = SHARED / "spec" / "published_results.csv"
     if not path.exists():
         pytest.skip(f"{path}, the transcript of the papers' numbers, is missing (FEDPIPE_SHARED is its folder)")

@@ -1,4 +1,4 @@
-"""Elements on the server without a run: the same as in the real state of each method, and Table 7 of cwFedAvg."""
+"""Server elements that are computed without a run match the state of each method and Table 7 of cwFedAvg."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TABLE = {"FedAvg": FedAvg(), "cwFedAvg (All)": CwFedAvg(class_wise="all"), "cwFe
 
 @pytest.mark.parametrize("buffers", ["average", "keep"])
 @pytest.mark.parametrize("label", registry.list_components(component.ALGORITHM))
-def test_it_is_what_the_real_state_holds(make_trial, label, buffers):
+def test_server_elements_match_state_of_trial(make_trial, label, buffers):
     real = make_trial(label, "norm", buffers=buffers)
     family, shape = trial.MODELS["norm"]
     bare = registry.build_component(component.ALGORITHM, label, {})
@@ -32,8 +32,8 @@ def test_it_is_what_the_real_state_holds(make_trial, label, buffers):
 
 @pytest.mark.parametrize("classes", [10, 100, 1000])
 @pytest.mark.parametrize("row", TABLE)
-def test_cwfedavgs_table_7_follows_from_shapes(row, classes):
-    """Computed by hand from the number of parameters of the network and its head."""
+def test_server_elements_match_table_7_of_cwfedavg(row, classes):
+    """The expected counts follow from the numbers of parameters of the network and its head."""
     federation = Federation(clients=20, buffers="keep")
     counts = count_server_elements(TABLE[row], ResNet18(), (3, 64, 64), classes, federation)
     body, head = 11_176_512, 513 * classes

@@ -1,4 +1,4 @@
-"""Stored runs: what is recorded of small studies on digits, and what the files in the repository survive."""
+"""Stored runs of small studies on digits: recording, damaged files, merges, pages and verification."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ READING = Path("studies/papers/pfps_lwc/readings/p2.yaml")
 
 
 def plan_study(path: Path = STUDY, rounds: int = 2, **sections: Any) -> NewPlan:
-    """Write a study of two methods and two fractions of participants, and plan it."""
+    """Write and plan a study of two methods and two fractions of participants."""
     path.parent.mkdir(parents=True, exist_ok=True)
     labels = ("fedavg", "fedper")
     settings = studies.settings(labels, rounds, model={"name": "mlp", "hidden": [8]})
@@ -51,7 +51,7 @@ def plan_study(path: Path = STUDY, rounds: int = 2, **sections: Any) -> NewPlan:
     return plan
 
 
-def run(plan: NewPlan, count: int | None = None) -> None:
+def run_study(plan: NewPlan, count: int | None = None) -> None:
     """Run the first ``count`` runs of a study, by default all."""
     for name in {planned.dataset for planned in plan.runs}:
         if not layout.get_dataset_path(name).exists():
@@ -64,7 +64,7 @@ def run(plan: NewPlan, count: int | None = None) -> None:
         collect.collect_rounds(planned.files, planned.rounds, plan.keep_models)
 
 
-def record(*paths: Path) -> list[str]:
+def record_study(*paths: Path) -> list[str]:
     return [recorded.message for recorded in recording.record_runs_of_studies(list(paths or [STUDY]), "full")]
 
 
@@ -77,11 +77,11 @@ def stored_study(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewPlan]:
             patch.setenv(name, "somebody")
         Path("own.py").write_text("# custom code\n")
         Path(".gitattributes").write_text((studies.ROOT / ".gitattributes").read_text())
-        git("init", "-q", "-b", "main")
-        git("add", "own.py", ".gitattributes")
-        git("commit", "-q", "-m", "begin")
-        run(plan := plan_study())
-        record()
+        run_git("init", "-q", "-b", "main")
+        run_git("add", "own.py", ".gitattributes")
+        run_git("commit", "-q", "-m", "begin")
+        run_study(plan := plan_study())
+        record_study()
         yield plan
 
 
@@ -96,18 +96,18 @@ def files(stored_study: NewPlan) -> Iterator[tuple[Path, Path]]:
 
 
 def change_accuracies(run: StoredRun, **fields: str) -> StoredRun:
-    """The same run with other accuracies, by its first protocol 50 and 25 %, and other fields."""
+    """Change a run's accuracies of its first protocol to 50 and 25 %, and other fields."""
     (curve, *curves) = run.curves
     frame = curve.to_frame().assign(accuracy=[0.5, 0.25])
     other_curve = AccuracyCurve.from_accuracies(curve.protocol, curve.average, curve.test_samples, frame)
     return dataclasses.replace(run, curves=(other_curve, *curves), **fields)
 
 
-def git(*words: str) -> str:
+def run_git(*words: str) -> str:
     return subprocess.run(["git", *words], check=True, capture_output=True, text=True).stdout
 
 
-def test_a_stored_run_has_the_studys_numbers(stored_study: NewPlan) -> None:
+def test_stored_runs_match_accuracies_of_study(stored_study: NewPlan) -> None:
     run_store = RunStore.read(STUDY)
     assert {(each.algorithm, each.point) for each in run_store.runs} == {
         (label, f"participation={fraction}, alpha=0.3") for label in ("fedavg", "fedper") for fraction in (0.3, 0.5)
@@ -120,55 +120,55 @@ def test_a_stored_run_has_the_studys_numbers(stored_study: NewPlan) -> None:
     assert dict(stored) == pytest.approx(dict(expected), rel=5e-6)
     for each in run_store.runs:
         assert (each.preset, each.rounds, each.seed, each.classes) == ("full", 2, 0, 10)
-        assert each.commit == git("rev-parse", "--short=10", "HEAD").strip()
+        assert each.commit == run_git("rev-parse", "--short=10", "HEAD").strip()
         assert each.settings == stored_runs.compute_settings_digest(
             yaml.safe_load(stored_study.file_texts[f"results/runs/{each.algorithm}/{each.key}/run.yaml"])
         )
         assert each.curves[0].test_samples > 100
 
 
-def test_recording_again_changes_nothing(files: tuple[Path, Path]) -> None:
+def test_repeated_recording_changes_no_file(files: tuple[Path, Path]) -> None:
     before = [path.read_bytes() for path in files]
-    assert record() == [f"{files[0]}: 0 added, 4 stored"]
+    assert record_study() == [f"{files[0]}: 0 added, 4 stored"]
     assert [path.read_bytes() for path in files] == before
     assert before[0].count(b"\n") == 5
     assert before[1].count(b"\n") == 9
     assert b"\r" not in b"".join(before)
 
 
-def test_runs_that_are_not_on_this_machine_stay(stored_study: NewPlan, files: tuple[Path, Path]) -> None:
+def test_recording_keeps_stored_runs_without_local_files(stored_study: NewPlan, files: tuple[Path, Path]) -> None:
     before = files[0].read_bytes()
     marker = stored_study.runs[0].merged_files.marker
     content = marker.read_bytes()
     marker.unlink()
-    assert record() == [f"{files[0]}: 0 added, 4 stored"]
+    assert record_study() == [f"{files[0]}: 0 added, 4 stored"]
     marker.write_bytes(content)
     assert files[0].read_bytes() == before
 
 
-def test_other_numbers_of_the_same_run_are_stored_next_to_the_old_ones(files: tuple[Path, Path]) -> None:
-    """Other shared code or another machine computed them: the key is the same."""
+def test_store_keeps_different_results_of_same_run(files: tuple[Path, Path]) -> None:
+    """Other shared code or another machine may compute other accuracies for the same key."""
     run_store = RunStore.read(STUDY)
     first = run_store.runs[0]
     other = change_accuracies(first, commit="0123456789", date="2020-01-01")
     assert run_store.add_run(other)
     assert not run_store.add_run(other)
     run_store.write()
-    assert record() == [f"{files[0]}: 0 added, 5 stored"]
+    assert record_study() == [f"{files[0]}: 0 added, 5 stored"]
     found = RunStore.read(STUDY).find_runs(first.settings, 2, "sample")
     assert [each.commit for each in found] == [first.commit, "0123456789"]
     assert RunStore.read(STUDY).find_runs(first.settings, 3, "sample") == []
     assert RunStore.read(STUDY).find_runs(first.settings, 2, "client") == []
 
 
-def test_code_that_is_not_committed_is_named(stored_study: NewPlan, files: tuple[Path, Path]) -> None:
-    commit = git("rev-parse", "--short=10", "HEAD").strip()
+def test_stored_run_marks_commit_with_changed_code(stored_study: NewPlan, files: tuple[Path, Path]) -> None:
+    commit = run_git("rev-parse", "--short=10", "HEAD").strip()
     for path in files:
         path.unlink()
     Path("own.py").write_text("# edited\n")
-    record()
+    record_study()
     assert {each.commit for each in RunStore.read(STUDY).runs} == {f"{commit}-dirty"}
-    git("checkout", "-q", "own.py")
+    run_git("checkout", "-q", "own.py")
     times = stored_study.runs[0].merged_files.times
     cell = stored_study.cells[0]
     assert times == cell.merged_files.times
@@ -177,16 +177,16 @@ def test_code_that_is_not_committed_is_named(stored_study: NewPlan, files: tuple
         assert recording.make_stored_run(stored_study, [cell], commit).commit == f"{commit}-other"
 
 
-def test_an_edited_study_is_not_recorded(stored_study: NewPlan, files: tuple[Path, Path]) -> None:
+def test_edited_study_is_not_recorded(stored_study: NewPlan, files: tuple[Path, Path]) -> None:
     text = STUDY.read_text()
     STUDY.write_text(text.replace("learning_rate: 0.1", "learning_rate: 0.2"))
-    (message,) = record()
+    (message,) = record_study()
     STUDY.write_text(text)
     assert message.startswith(f"{STUDY}: skipped")
     assert f"`fedpipe plan --params {STUDY} --preset full`" in message
 
 
-def test_a_study_without_finished_runs_is_an_error(stored_study: NewPlan) -> None:
+def test_recording_rejects_preset_without_finished_runs(stored_study: NewPlan) -> None:
     with pytest.raises(SettingsError, match=r"--preset: .*table2.yaml .* preset smoke"):
         list(recording.record_runs_of_studies([STUDY], "smoke"))
 
@@ -201,7 +201,7 @@ def test_a_study_without_finished_runs_is_an_error(stored_study: NewPlan) -> Non
         (1, ",sample,", ",", r"accuracies\.csv, line 2: 5 values instead of 6"),
     ],
 )
-def test_damage_is_an_error_with_its_line(
+def test_damaged_store_raises_error_with_line(
     files: tuple[Path, Path], number: int, old: str, new: str, message: str
 ) -> None:
     text = files[number].read_text()
@@ -212,44 +212,44 @@ def test_damage_is_an_error_with_its_line(
 
 
 @pytest.mark.parametrize(("number", "message"), [(0, r"accuracies\.csv, line \d+: .*has no run"), (1, "no accuracies")])
-def test_a_run_in_only_one_of_the_files_is_an_error(files: tuple[Path, Path], number: int, message: str) -> None:
+def test_store_rejects_run_in_only_one_file(files: tuple[Path, Path], number: int, message: str) -> None:
     lines = files[number].read_text().splitlines(keepends=True)
     files[number].write_text(lines[0])
     with pytest.raises(ArtifactError, match=message):
         RunStore.read(STUDY)
 
 
-def test_git_merges_what_two_machines_record(stored_study: NewPlan, files: tuple[Path, Path]) -> None:
+def test_git_merges_stored_runs_of_two_machines(stored_study: NewPlan, files: tuple[Path, Path]) -> None:
     runs = RunStore.read(STUDY).runs
     for path in files:
         path.unlink()
 
     def commit_runs(*selected: StoredRun) -> None:
         RunStore(STUDY, selected).write()
-        git("add", str(STUDY.parent))
-        git("commit", "-q", "-m", "runs")
+        run_git("add", str(STUDY.parent))
+        run_git("commit", "-q", "-m", "runs")
 
     commit_runs(runs[0])
-    git("checkout", "-q", "-b", "other")
+    run_git("checkout", "-q", "-b", "other")
     commit_runs(runs[0], runs[1], runs[2])
-    git("checkout", "-q", "main")
+    run_git("checkout", "-q", "main")
     commit_runs(runs[0], runs[1], runs[3])
-    git("merge", "-q", "other")
+    run_git("merge", "-q", "other")
     assert RunStore.read(STUDY).runs == runs
-    git("branch", "-q", "-D", "other")
-    git("rm", "-q", "--cached", *map(str, files))
-    git("commit", "-q", "-m", "without runs")
+    run_git("branch", "-q", "-D", "other")
+    run_git("rm", "-q", "--cached", *map(str, files))
+    run_git("commit", "-q", "-m", "without runs")
 
 
-def test_studies_of_a_folder_readings_run_only_if_it_is_selected(stored_study: NewPlan) -> None:
+def test_readings_run_only_if_selected(stored_study: NewPlan) -> None:
     plan = plan_study(READING, 1, study={"grid": {}})
     assert (
         study_folders.list_studies(layout.PAPERS) == study_folders.list_studies(Path.cwd() / layout.PAPERS) == [STUDY]
     )
     assert study_folders.list_studies(READING) == study_folders.list_studies(READING.parent) == [READING]
     assert layout.list_studies(layout.PAPERS) == [READING, STUDY]
-    run(plan)
-    assert record(READING) == [f"{READING.parent}/measured/p2.runs.csv: 2 added, 2 stored"]
+    run_study(plan)
+    assert record_study(READING) == [f"{READING.parent}/measured/p2.runs.csv: 2 added, 2 stored"]
     assert Plan.read(plan.study_files.plan).params == READING
     assert {each.rounds for each in RunStore.read(READING).runs} == {1}
     READING.unlink()
@@ -263,7 +263,7 @@ def source(files: tuple[Path, Path]) -> Path:
 
 @pytest.fixture
 def clone(source: Path, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The study and its store in another folder without results, in which the study is planned."""
+    """The study, its store and its plan in another folder without results."""
     shutil.copytree("studies", tmp_path / "studies")
     monkeypatch.chdir(tmp_path)
     planner.write_plan(planner.make_plan(STUDY))
@@ -274,17 +274,17 @@ def change_store(*changed_runs: StoredRun) -> None:
     RunStore(STUDY, changed_runs).write()
 
 
-def measure(method: str = "FedPer", column: str = "0.3/0.5") -> MeasuredCell:
-    """A cell of PFPS-LWC's Table 2."""
+def measure_cell(method: str = "FedPer", column: str = "0.3/0.5") -> MeasuredCell:
+    """Measure a cell of PFPS-LWC's Table 2."""
     cells = measurements.measure_paper_cells(PFPS, lambda name: PaperStudy.find_planned_study(PFPS.stem, name, "full"))
     return cells[CellId("PFPS-LWC", "Table 2", method, column, "accuracy_pct")]
 
 
-def test_a_cell_that_is_not_on_this_machine_is_a_stored_one(source: Path, clone: Path) -> None:
-    stored = measure()
+def test_cell_without_local_runs_uses_stored_runs(source: Path, clone: Path) -> None:
+    stored = measure_cell()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(source)
-        local = measure()
+        local = measure_cell()
     assert local.number
     assert stored.number
     assert stored.number.mean == pytest.approx(local.number.mean, abs=1e-3)
@@ -296,7 +296,7 @@ def test_a_cell_that_is_not_on_this_machine_is_a_stored_one(source: Path, clone:
     assert re.fullmatch(rf"stored, computed on [\d-]+ [\d:]+ by the code of commit {commit}", origin)
 
 
-def test_the_pages_mark_stored_cells_and_draw_their_curves(clone: Path) -> None:
+def test_pages_mark_stored_cells_and_draw_curves(clone: Path) -> None:
     make.write_papers("full")
     folder = make.get_pages_folder("full")
     cells = pd.read_csv(folder / "cells.csv").query("table == 'Table 2' and paper == 'PFPS-LWC'")
@@ -314,7 +314,7 @@ def test_the_pages_mark_stored_cells_and_draw_their_curves(clone: Path) -> None:
     assert {*curves["x"]} == {1, 2}
 
 
-def test_what_needs_the_files_of_a_run_is_missing(clone: Path) -> None:
+def test_figure_that_needs_run_files_is_not_drawn(clone: Path) -> None:
     study = PaperStudy.find_planned_study(PFPS.stem, "table2", "full")
     assert study
     figure = layouts.Figure(study="table2", form="counts", statement="Samples by client and class.")
@@ -322,18 +322,18 @@ def test_what_needs_the_files_of_a_run_is_missing(clone: Path) -> None:
     assert drawing == {("PFPS-LWC", "F"): "Not drawn: only its accuracies are stored."}
 
 
-def test_a_study_that_was_edited_does_not_use_what_is_stored(clone: Path) -> None:
+def test_edited_study_ignores_stored_runs(clone: Path) -> None:
     for old, new in (("learning_rate: 0.1", "learning_rate: 0.2"), ("rounds: 2", "rounds: 3"), ("- 8", "- 9")):
         text = STUDY.read_text()
         assert old in text
         STUDY.write_text(text.replace(old, new))
         planner.write_plan(planner.make_plan(STUDY))
-        cell = measure()
+        cell = measure_cell()
         assert (cell.number, cell.reason) == (None, "not run")
         STUDY.write_text(text)
 
 
-def test_a_preset_uses_only_runs_with_its_settings(clone: Path) -> None:
+def test_preset_uses_only_stored_runs_with_its_settings(clone: Path) -> None:
     presets = {"smoke": {"federation.rounds": 1}, "reduced": {"study.algorithms": ["fedper"]}}
     STUDY.write_text(f"{STUDY.read_text()}\npresets: {presets}\n")
     for preset in presets:
@@ -345,49 +345,49 @@ def test_a_preset_uses_only_runs_with_its_settings(clone: Path) -> None:
     assert [cell.algorithm for cell in reduced.finished_cells] == ["fedper", "fedper"]
 
 
-def test_of_two_commits_todays_code_counts_and_the_other_is_named(clone: Path) -> None:
+def test_cell_uses_stored_run_of_current_code(clone: Path) -> None:
     run = next(run for run in RunStore.read(STUDY).runs if (run.algorithm, "0.5" in run.point) == ("fedper", True))
     newer = change_accuracies(run, commit="0123456789", date="2099-01-01", algorithm_code="0" * 12, key="1" * 12)
     change_store(newer)
-    cell = measure()
+    cell = measure_cell()
     assert (cell.number and cell.number.mean, cell.keys) == (25, ("1" * 12,))
     (origin,) = cell.origins.values()
     assert origin.endswith("by the code of commit 0123456789. Different now: algorithm")
     change_store(dataclasses.replace(run, samples="1" * 12))
-    (origin,) = measure().origins.values()
+    (origin,) = measure_cell().origins.values()
     assert origin.endswith("Different now: samples (another copy of the data set)")
     change_store(newer, run)
-    cell = measure()
+    cell = measure_cell()
     assert cell.keys == (run.key,)
     (origin,) = cell.origins.values()
     assert re.search(r"differs by up to [\d.]+ points from the stored run of commit 0123456789, 2099-01-01$", origin)
 
 
-def test_a_run_of_this_machine_counts_and_its_difference_is_shown(files: tuple[Path, Path]) -> None:
-    before = measure()
+def test_cell_uses_local_run_and_shows_difference_to_stored_run(files: tuple[Path, Path]) -> None:
+    before = measure_cell()
     change_store(*(change_accuracies(run, commit="0123456789") for run in RunStore.read(STUDY).runs))
-    cell = measure()
+    cell = measure_cell()
     assert cell.number == before.number
     (origin,) = cell.origins.values()
     assert re.match(rf"{HERE}; differs by up to [\d.]+ points from the stored run of commit 0123456789", origin)
 
 
-def test_a_damaged_store_is_an_error_of_the_pages(clone: Path) -> None:
+def test_papers_pages_reject_damaged_store(clone: Path) -> None:
     path = stored_runs.get_accuracies_path(STUDY)
     path.write_text(path.read_text().replace(" 0.", " 0.0", 1))
     with pytest.raises(ArtifactError, match=r"runs\.csv, line \d: .*was edited"):
         make.write_papers("full")
 
 
-def verify(*words: str) -> tuple[int, str]:
-    """Exit status and output of `fedpipe verify --stored`."""
+def run_verify(*words: str) -> tuple[int, str]:
+    """Run `fedpipe verify --stored`. Return its exit status and output."""
     result = CliRunner().invoke(app, ["verify", "--stored", "--seed", "1", *words])
     return result.exit_code, f"{result.stdout}{result.exception or ''}"
 
 
-def test_a_round_is_trained_again_without_results(clone: Path) -> None:
-    assert verify("--rerun", "2") == verify("--rerun", "2", "--params", str(STUDY))
-    status, output = verify("--rerun", "2")
+def test_verify_recomputes_round_of_stored_run(clone: Path) -> None:
+    assert run_verify("--rerun", "2") == run_verify("--rerun", "2", "--params", str(STUDY))
+    status, output = run_verify("--rerun", "2")
     lines = output.splitlines()
     pattern = rf"{STUDY}, fed\w+ \(.*alpha=0.3\), seed 0, \w+, round [12]: recomputed with the same accuracies \(pers"
     assert all(re.match(pattern, line) for line in lines[:2])
@@ -396,39 +396,39 @@ def test_a_round_is_trained_again_without_results(clone: Path) -> None:
     assert not list(Path("results/runs").glob("*/*/rounds")), "the runs are trained in a temporary folder"
 
 
-def test_other_numbers_by_the_same_code_fail(clone: Path) -> None:
+def test_verify_rejects_other_accuracies_of_same_code(clone: Path) -> None:
     change_store(*map(change_accuracies, RunStore.read(STUDY).runs))
-    status, output = verify()
+    status, output = run_verify()
     assert status == 1
     assert "although code, device and libraries are the same" in output
     assert re.search(r"personal-on-local (50|25)\.00 \(now \d", output)
 
 
-def test_other_numbers_by_other_code_name_the_components(clone: Path) -> None:
+def test_verify_shows_changed_code_for_other_accuracies(clone: Path) -> None:
     code = {"algorithm_code": "0" * 12, "shared_code": "1" * 12, "torch": "1.0"}
     runs = RunStore.read(STUDY).runs
     change_store(*(dataclasses.replace(run, **code) for run in runs))
-    status, output = verify()
+    status, output = run_verify()
     assert (status, "the same accuracies" in output) == (0, True)
     change_store(*(change_accuracies(run, **code) for run in runs))
-    status, output = verify()
-    assert status == 1, "50 % is too far away"
+    status, output = run_verify()
+    assert status == 1, "50 % differs too much"
     assert "Changed since then: algorithm, shared code, torch 1.0 (now " in output
 
 
-def test_a_run_with_settings_that_the_study_no_longer_has_is_not_recomputed(clone: Path) -> None:
+def test_verify_rejects_stored_run_with_other_settings(clone: Path) -> None:
     STUDY.write_text(STUDY.read_text().replace("learning_rate: 0.1", "learning_rate: 0.2"))
-    status, output = verify()
+    status, output = run_verify()
     assert status == 1
     assert f"{STUDY} has other settings now. Type `git checkout " in output
 
 
-def test_without_a_stored_run_there_is_nothing_to_verify(clone: Path) -> None:
+def test_verify_needs_stored_run(clone: Path) -> None:
     shutil.rmtree(STUDY.parent / "measured")
-    assert re.search(rf"--stored: {STUDY}: no stored run", verify()[1])
+    assert re.search(rf"--stored: {STUDY}: no stored run", run_verify()[1])
 
 
-def test_the_command_stores_and_names_what_it_added(files: tuple[Path, Path]) -> None:
+def test_store_command_adds_runs_and_prints_count(files: tuple[Path, Path]) -> None:
     files[0].unlink()
     files[1].unlink()
     for added in (4, 0):
@@ -436,7 +436,7 @@ def test_the_command_stores_and_names_what_it_added(files: tuple[Path, Path]) ->
         assert (result.exit_code, result.stdout) == (0, f"{files[0]}: {added} added, 4 stored\n")
 
 
-def test_rounds_are_written_briefly() -> None:
+def test_parse_rounds_inverts_format_rounds() -> None:
     for rounds, text in (([1, 2, 3], "1-3"), ([5, 10, 15], "5-15/5"), ([7], "7"), ([1, 2, 4], "1 2 4")):
         assert stored_runs.format_rounds(rounds) == text
         assert stored_runs.parse_rounds(text) == rounds

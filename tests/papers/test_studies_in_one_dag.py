@@ -1,4 +1,4 @@
-"""Several studies as one DAG: each run once, with its maximum number of rounds, without runs that lack data."""
+"""A combined plan of studies has each run once with its maximum number of rounds, without unavailable runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests import small_studies as studies
 
 @pytest.fixture
 def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Plan, Plan]:
-    """Two studies with one run in common, of five rounds in one and of two in the other."""
+    """Two studies that share a run, with five rounds in one study and two in the other."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "studies/a").mkdir(parents=True)
 
@@ -33,7 +33,7 @@ def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Plan, Plan]:
     return plan_study("long", 5), plan_study("short", 2, study={"algorithms": ["fedavg"]})
 
 
-def test_a_shared_run_is_made_once_with_the_most_rounds(plans: tuple[Plan, Plan]) -> None:
+def test_combined_plan_has_shared_run_once_with_most_rounds(plans: tuple[Plan, Plan]) -> None:
     long, short = plans
     assert {run.key for run in short.runs} < {run.key for run in long.runs}
     for work in (CombinedPlan(plans), CombinedPlan((short, long))):
@@ -48,25 +48,25 @@ def test_a_shared_run_is_made_once_with_the_most_rounds(plans: tuple[Plan, Plan]
         assert len(work.partitions) == 1
 
 
-def test_what_is_left_out_takes_its_tables_along(plans: tuple[Plan, Plan]) -> None:
+def test_combined_plan_ignores_studies_with_unavailable_runs(plans: tuple[Plan, Plan]) -> None:
     long, short = plans
     (shared,) = short.runs
     other = next(run for run in long.runs if run.key != shared.key)
     work = CombinedPlan(plans, frozenset([str(other.path)]))
     assert [*work.runs] == [str(shared.path)]
     assert work.plans_with_all_runs == (short,)
-    assert {joined.round_count for joined in work.merged_files} == {2, 5}, "the remaining run is made for both studies"
+    assert {joined.round_count for joined in work.merged_files} == {2, 5}, "both studies use the remaining run"
     assert CombinedPlan(plans).plans_with_all_runs == plans
 
 
-def test_studies_that_execute_otherwise_are_refused(plans: tuple[Plan, Plan]) -> None:
+def test_combined_plan_rejects_different_artifacts(plans: tuple[Plan, Plan]) -> None:
     long, short = plans
     assert CombinedPlan(plans).execution == long.execution
     with pytest.raises(SettingsError, match=r"studies/a/short\.yaml: artifacts\.keep_models "):
         assert CombinedPlan((long, dataclasses.replace(short, artifacts=Artifacts(keep_models="last")))).execution
 
 
-def test_a_folder_names_its_studies_but_not_dvcs_file(plans: tuple[Plan, Plan]) -> None:
+def test_list_studies_ignores_dvc_yaml(plans: tuple[Plan, Plan]) -> None:
     Path("studies/a/dvc.yaml").write_text("stages: {}\n")
     paths = [plan.params for plan in plans]
     assert layout.list_studies(Path("studies")) == layout.list_studies(Path("studies/a")) == sorted(paths)

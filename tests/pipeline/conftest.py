@@ -25,10 +25,10 @@ ENVIRONMENT = os.environ | {
     "GIT_COMMITTER_NAME": "fedpipe",
     "GIT_COMMITTER_EMAIL": "fedpipe@example.org",
     "DVC_NO_ANALYTICS": "1",
-    "PYTHONPATH": ".",  # the copy's own code, as in a clone with a separate environment
+    "PYTHONPATH": ".",  # the code of the copy, as in a clone with a separate environment
 }
 LOCAL = ("--profile", "workflow/profiles/local")
-TABLE = "results/metrics.json"  #: target of the job that writes tables, for tests that look at no figure
+TABLE = "results/metrics.json"  #: target of the job that writes tables, for tests that check no figure
 
 
 class Project:
@@ -76,13 +76,13 @@ class Project:
 
 
 def wait_until(is_ready: Callable[[], bool], running: subprocess.Popen[bytes], event: str) -> None:
-    """Return when something has happened, while the process still runs."""
+    """Wait for an event. Fail if the process ends earlier."""
     while not is_ready():
         try:
             running.wait(timeout=0.05)
         except subprocess.TimeoutExpired:
             continue
-        raise AssertionError(f"it ended with {running.returncode} before {event}")
+        raise AssertionError(f"the process ended with {running.returncode} before {event}")
 
 
 def count_jobs(output: str) -> Counter[str]:
@@ -91,7 +91,7 @@ def count_jobs(output: str) -> Counter[str]:
 
 
 def list_stages(output: str) -> list[str]:
-    """The stages that dvc ran. `plan` always runs, and is the only one if nothing has changed."""
+    """List the stages that dvc ran. `plan` always runs, and is the only stage if nothing has changed."""
     return re.findall(r"^Running stage '([\w@]+)'", output, flags=re.M)
 
 

@@ -1,4 +1,4 @@
-"""An edit of code runs what depends on it and nothing else, by the commands that users type."""
+"""Code edits rerun only what depends on the edited code."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HELPER = "FACTOR = 1.5\nUNUSED = 1\n"
 
 
 def write_study(project: Project, rounds: int = 2, own: bool = True) -> None:
-    """A study of FedAvg, FedProx and a method of one's own that derives from it and uses a second module."""
+    """Write a study of FedAvg, FedProx, and a custom method that derives from FedProx and imports a second module."""
     labels = ("fedavg", "fedprox", *(("near",) if own else ()))
     params = studies.settings(labels, rounds)
     if own:
@@ -50,7 +50,7 @@ def replace(project: Project, name: str, old: str, new: str) -> None:
 
 
 def read_keys(project: Project) -> dict[str, str]:
-    """The keys of a study's runs by algorithm, as the plan lists them."""
+    """Read the run key of each algorithm from the output of `fedpipe plan`."""
     listed = re.findall(r"^(\w+) .*\b([0-9a-f]{12})\b", project.run("fedpipe", "plan", "--dry-run"), flags=re.M)
     return dict(listed)
 
@@ -60,14 +60,14 @@ def list_changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
 
 
 def count_segments(printed: str) -> Counter[str]:
-    """How many segments each algorithm ran."""
+    """Count the segments that each algorithm ran."""
     return Counter(re.findall(r"^    output: results/runs/(\w+)/\w+/segments/", printed, flags=re.M))
 
 
-PULL = "self.mu)"  #: of FedProx's pull
+PULL = "self.mu)"  #: part of the proximal term of FedProx
 
 
-def test_keys_follow_the_code(project: Project) -> None:
+def test_run_keys_depend_on_code_of_components(project: Project) -> None:
     write_study(project)
     first = read_keys(project)
     replace(project, "fedpipe/algorithms/fedprox.py", "from __future__", "# a comment\nfrom __future__")
@@ -92,30 +92,30 @@ def test_keys_follow_the_code(project: Project) -> None:
     assert list_changed(fourth, read_keys(project)) == {"fedavg", "fedprox", "near"}
 
 
-def test_an_edit_runs_what_depends_on_it(project: Project) -> None:
+def test_code_edit_reruns_only_runs_that_depend_on_it(project: Project) -> None:
     write_study(project)
     assert count_segments(project.snakemake("runs")) == {"fedavg": 1, "fedprox": 1, "near": 1}
     bits = project.hash_results()
     replace(project, "fedpipe/algorithms/fedprox.py", "from __future__", "# a comment\nfrom __future__")
     assert NOTHING in project.snakemake("runs")
 
-    # a constant in a module that the own one imports
+    # edit a constant in a module that the custom module imports
     replace(project, "helper.py", "FACTOR = 1.5", "FACTOR = 2.5")
     printed = project.snakemake("runs")
     assert count_segments(printed) == {"near": 1}
     assert "1 run will be recomputed, because the code of algorithm 'own.Near' has changed" in printed
-    assert bits.items() < project.hash_results().items(), "the old results stay"
+    assert bits.items() < project.hash_results().items(), "the earlier results are kept"
 
-    # FedProx, and what derives from it
+    # edit FedProx, from which the custom method derives
     replace(project, "fedpipe/algorithms/fedprox.py", PULL, f"100 * {PULL}")
     assert count_segments(project.snakemake("runs")) == {"fedprox": 1, "near": 1}
 
-    # back as it was: found
+    # revert the edits, so that the earlier runs are reused
     replace(project, "fedpipe/algorithms/fedprox.py", f"100 * {PULL}", PULL)
     replace(project, "helper.py", "FACTOR = 2.5", "FACTOR = 1.5")
     assert NOTHING in project.snakemake("runs")
 
-    # rounds, an edit, more rounds: never two algorithms in one run
+    # edit and add rounds: no run mixes two versions of an algorithm
     replace(project, "fedpipe/algorithms/fedprox.py", PULL, f"3 * {PULL}")
     project.edit(federation={"rounds": 3})
     project.snakemake("runs")
@@ -129,8 +129,8 @@ def test_an_edit_runs_what_depends_on_it(project: Project) -> None:
     assert project.run("fedpipe", "verify", "--rerun", "3").count("all bits agree") == 3
 
 
-def test_the_readmes_route_to_an_own_algorithm(project: Project) -> None:
-    """`fedpipe new-algorithm my_avg`, run, edit, run: the number is that of the edited code; so with `dvc repro`."""
+def test_readme_steps_for_new_algorithm_use_edited_code(project: Project) -> None:
+    """Create an algorithm, run it, edit it, and run it again with snakemake and `dvc repro`."""
     project.run("fedpipe", "new-algorithm", "my_avg")
     params = studies.settings(("my_avg",), 2, federation={"learning_rate": 0.05})
     studies.write(params, project.folder)
@@ -144,7 +144,7 @@ def test_the_readmes_route_to_an_own_algorithm(project: Project) -> None:
     assert second != first
     project.run("rm", "-r", "results/runs", "results/.provenance")
     project.snakemake(TABLE)
-    assert project.metrics() == second, "deleted and run again: the same number"
+    assert project.metrics() == second, "a rerun after deletion has the same accuracy"
     assert "Running stage 'train@my_avg'" in project.run("dvc", "repro")
     replace(project, code, 'uploads.mean("model") * 0.5', 'uploads.with_equal_weights().mean("model")')
     printed = project.run("dvc", "repro")
@@ -156,7 +156,7 @@ def test_the_readmes_route_to_an_own_algorithm(project: Project) -> None:
     assert not count_jobs(printed)
 
 
-def test_dvc_notices_a_module_that_an_own_one_imports(project: Project) -> None:
+def test_dvc_repro_reruns_method_after_edit_of_imported_module(project: Project) -> None:
     write_study(project)
     project.commit()
     project.run("dvc", "repro")
@@ -171,8 +171,8 @@ def test_dvc_notices_a_module_that_an_own_one_imports(project: Project) -> None:
     assert re.findall(r"^Running stage 'train@(\w+)'", printed, flags=re.M) == ["near"]
 
 
-def test_code_that_was_edited_since_the_plan_is_refused(project: Project) -> None:
-    """A queue of jobs is at work while its user goes on with the code."""
+def test_segment_rejects_code_that_changed_after_planning(project: Project) -> None:
+    """The user edits code while jobs wait in a queue."""
     write_study(project, own=False)
     project.run("fedpipe", "plan")
     plan = json.loads((project.folder / "results/plan.json").read_text())
@@ -182,39 +182,39 @@ def test_code_that_was_edited_since_the_plan_is_refused(project: Project) -> Non
     replace(project, "fedpipe/algorithms/fedprox.py", PULL, f"100 * {PULL}")
     for run in plan["runs"]:
         printed = project.run("fedpipe", "segment", run["path"], "--stop", "1", check=run["algorithm"] == "fedavg")
-        refusal = f"run {run['key']} belongs to another version of algorithm 'fedprox'"
-        assert (refusal in printed) == (run["algorithm"] == "fedprox")
+        message = f"run {run['key']} belongs to another version of algorithm 'fedprox'"
+        assert (message in printed) == (run["algorithm"] == "fedprox")
         assert (project.folder / run["path"] / "rounds.zip").exists() == (run["algorithm"] == "fedavg")
 
 
-STEP = "alpha=-self.learning_rate"  #: of SGD
+STEP = "alpha=-self.learning_rate"  #: part of the SGD step
 
 
-def test_shared_code_may_change_what_it_is_but_not_what_it_does(project: Project) -> None:
+def test_runs_resume_after_shared_code_edit_only_if_bits_are_equal(project: Project) -> None:
     write_study(project, own=False)
     project.snakemake(TABLE)
     bits = project.hash_results()
     table = project.folder / "results/tables/results.md"
     assert "other shared code" not in table.read_text()
 
-    # a refactoring: nothing runs again but the table, which says so, and more rounds go on
+    # a refactoring: only the table is rebuilt with a note, and runs resume with more rounds
     replace(project, "fedpipe/engine/clients/optimizers.py", STEP, "alpha=-1 * self.learning_rate")
     printed = project.snakemake(TABLE)
     assert count_jobs(printed)["segment"] == 0
     assert "2 of 2 runs come from other shared code" in printed
     assert "2 of 2 runs come from other shared code" in table.read_text()
     verified = project.run("fedpipe", "verify")
-    assert verified.count("all bits agree") == 2, "a round of each of them"
+    assert verified.count("all bits agree") == 2, "one round of each run"
     project.edit(federation={"rounds": 3})
     project.snakemake(TABLE)
     records = list((project.folder / "results/runs").glob("*/*/continued/0002-*.json"))
     assert [json.loads(path.read_text())["agrees"] for path in records] == ["bits", "bits"]
-    assert "other shared code" not in table.read_text(), "the last round is of the code that lies here"
+    assert "other shared code" not in table.read_text(), "the last round comes from the current code"
     assert {name for name in bits if project.hash_results()[name] == bits[name]} > {
         name for name in bits if "/rounds/" in name
     }
 
-    # a change of what it does: refused, and told of what is finished
+    # a change of behavior: runs do not resume, and verify reports finished runs
     before = project.hash_results()
     replace(
         project,
@@ -234,10 +234,10 @@ def test_shared_code_may_change_what_it_is_but_not_what_it_does(project: Project
     assert count_jobs(project.snakemake("runs"))["segment"] == 2
 
 
-CUTS = 'return np.searchsorted(boundaries, np.arange(count), side="right")'  #: how many samples each client gets
+CUTS = 'return np.searchsorted(boundaries, np.arange(count), side="right")'  #: assigns samples to clients
 
 
-def test_partitions_are_recomputed_if_their_code_may_have_changed(project: Project) -> None:
+def test_verify_reports_partition_that_differs_after_code_edit(project: Project) -> None:
     write_study(project, own=False)
     project.snakemake(TABLE)
     assert project.run("fedpipe", "verify").count("the same samples") == 1
@@ -249,7 +249,7 @@ def test_partitions_are_recomputed_if_their_code_may_have_changed(project: Proje
     assert re.search("results/partitions/.*: .*other samples.* delete results/partitions/", verified)
 
 
-def test_what_a_method_of_the_package_uses_elsewhere_in_it_is_shared_code(project: Project) -> None:
+def test_package_module_imported_by_method_is_shared_code(project: Project) -> None:
     (project.folder / "fedpipe/losses.py").write_text("FACTOR = 1.0\n")
     project.run("fedpipe", "new-algorithm", "my_avg")
     code = "fedpipe/algorithms/my_avg.py"
@@ -266,8 +266,8 @@ def test_what_a_method_of_the_package_uses_elsewhere_in_it_is_shared_code(projec
     assert "can't be resumed. The code that all runs share has changed" in project.snakemake("runs", check=False)
 
 
-def test_a_module_that_was_not_there_is_found(project: Project) -> None:
-    """No file that the plan was made of has changed then."""
+def test_new_optional_module_reruns_method_that_imports_it(project: Project) -> None:
+    """No source file of the plan has changed."""
     write_study(project)
     optional = "try:\n    from local_settings import FACTOR\nexcept ImportError:\n    FACTOR = 1.5\n"
     (project.folder / "helper.py").write_text(optional)
@@ -277,8 +277,8 @@ def test_a_module_that_was_not_there_is_found(project: Project) -> None:
     assert count_segments(project.snakemake("runs")) == {"near": 1}
 
 
-def test_code_that_python_would_not_read_again_is_refused(project: Project) -> None:
-    """It takes a source of the same second and size for the one that it has compiled, as `cp -p` may leave it."""
+def test_plan_rejects_outdated_or_damaged_bytecode(project: Project) -> None:
+    """Python uses old bytecode if the source has the same time and size as before, for example after `cp -p`."""
     write_study(project)
     command = ("env", "-u", "PYTHONDONTWRITEBYTECODE", "fedpipe", "plan", "--dry-run")
     helper = project.folder / "helper.py"
@@ -304,8 +304,8 @@ def test_code_that_python_would_not_read_again_is_refused(project: Project) -> N
     assert "contains an earlier helper.py" in project.run(*command, check=False)
 
 
-def test_another_commits_plan_is_not_taken_for_that_of_this_one(project: Project) -> None:
-    """`git checkout` without `dvc checkout`, or the other way round."""
+def test_commands_warn_about_results_of_other_commit(project: Project) -> None:
+    """The user types `git checkout` without `dvc checkout`."""
     studies.write(studies.settings(("fedavg",), 2), project.folder)
     project.commit("before")
     for tag, rate in (("one", 0.1), ("two", 0.5)):

@@ -24,7 +24,7 @@ def network(shape, classes):
 
 
 @pytest.mark.slow
-def test_own_data_and_a_network_of_ones_own(project: Project) -> None:
+def test_custom_data_page_example_runs_with_custom_network(project: Project) -> None:
     page = (project.folder / "docs/custom-data.md").read_text()
     section = page[page.index("## Custom data") :]
     example = section.partition("```yaml\n")[2].partition("```")[0]
@@ -50,13 +50,13 @@ def test_own_data_and_a_network_of_ones_own(project: Project) -> None:
     settings = yaml.safe_load((run / "run.yaml").read_text())
     assert settings["dataset"]["sha256"] == sha256
     assert settings["model"]["name"] == "own.network"
-    (dealt,) = (project.folder / "results/partitions").glob("*/assignment.parquet")
-    owned = pq.read_table(dealt).to_pandas().groupby("client").size()
+    (assignment,) = (project.folder / "results/partitions").glob("*/assignment.parquet")
+    owned = pq.read_table(assignment).to_pandas().groupby("client").size()
     assert owned.sum() == len(y)
     assert owned.min() >= 40
     kept = files.read_pt(RunFiles(run).get_round_files(2).client_states)["kept"]["buffers"]
     (means,) = (value for name, value in kept.items() if name.endswith("running_mean"))
-    assert len(means.unique(dim=0)) == len(owned), "each client's own"
+    assert len(means.unique(dim=0)) == len(owned), "each client has its own statistics"
     message = (project.folder / "results/tables/results.csv").read_text()
     assert "fedavg,personal-on-local," in message
-    assert "fedavg,global-on-global,accuracy,sample,last,,,0," in message, "no such model: no mean, of 0 seeds"
+    assert "fedavg,global-on-global,accuracy,sample,last,,,0," in message, "without a global model, the mean is empty"

@@ -1,7 +1,7 @@
 """Run a round of FedAvg on 300 samples for each data set and model in the table of docs/custom-data.md.
 
-The samples are real if the mirror of FEDPIPE_MIRROR has the data set. Otherwise they are noise of its shape and
-classes, in an .npz or Parquet file such as a mirror may offer (tests/data has files in the published formats).
+The samples are real if the mirror of FEDPIPE_MIRROR has the data set. Otherwise they are noise with its shape and
+classes, in an .npz or Parquet file of a local mirror (tests/data has files in the published formats).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from tests.pipeline.conftest import Project
 SUBSET = 300
 
 
-def pairs() -> list[Any]:
-    """The rows of docs/custom-data.md: names of data sets, and names of models."""
+def list_pairs() -> list[Any]:
+    """List the rows of docs/custom-data.md: names of data sets, and names of models."""
     table = (
         (studies.ROOT / "docs/custom-data.md").read_text().split("| data set | samples | models")[1].split("\n\n")[0]
     )
@@ -38,7 +38,7 @@ def pairs() -> list[Any]:
 
 
 def write_small_mirror_file(source: PublishedDataset, path: Path) -> None:
-    """A mirror's file of a few samples in each class, 600 at least."""
+    """Write a mirror file with a few samples of each class, at least 600 in total."""
     random = np.random.default_rng(0)
     y = np.arange(4 * max(source.classes, 150)) % source.classes
     test = np.arange(len(y)) >= len(y) * 3 // 4
@@ -50,8 +50,8 @@ def write_small_mirror_file(source: PublishedDataset, path: Path) -> None:
         np.savez(path, x=random.integers(0, 256, (len(y), *source.shape), np.uint8), y=y, test=test)
 
 
-def dataset(name: str, folder: Path, project: Project) -> dict[str, Any]:
-    """The section of params.yaml, as `fedpipe download` leaves it; a stand-in is made in the folder if it has to be."""
+def prepare_dataset(name: str, folder: Path, project: Project) -> dict[str, Any]:
+    """Return the section `dataset` after `fedpipe download`. Write a mirror file if the data set is not available."""
     section = parser.parse_dataset({"name": name, "mirror": os.environ.get(MIRROR_VARIABLE)})
     source, holds = section.effective_dataset, section.fetcher.has_file
     if isinstance(source, PublishedDataset) and not (
@@ -65,8 +65,8 @@ def dataset(name: str, folder: Path, project: Project) -> dict[str, Any]:
     return found
 
 
-def model(name: str, names: list[str], folder: Path) -> dict[str, Any]:
-    """The section of params.yaml for these data sets; VGG16 is frozen, with weights from a user's file."""
+def prepare_model(name: str, names: list[str], folder: Path) -> dict[str, Any]:
+    """Return the section `model` for these data sets. VGG16 is frozen, with weights from a user file."""
     if name == "feddw_cnn" and "mnist" in names:
         return {"name": name, "channels": [10, 20], "dropout": 0.5}
     if name == "vgg16":
@@ -77,10 +77,12 @@ def model(name: str, names: list[str], folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("names", "models"), pairs())
-def test_a_round_through_the_dag(project: Project, tmp_path: Path, names: list[str], models: list[str]) -> None:
-    datasets = [dataset(name, tmp_path, project) for name in names]
-    networks = [model(name, names, tmp_path) for name in models]
+@pytest.mark.parametrize(("names", "models"), list_pairs())
+def test_dag_runs_one_round_for_each_dataset_and_model(
+    project: Project, tmp_path: Path, names: list[str], models: list[str]
+) -> None:
+    datasets = [prepare_dataset(name, tmp_path, project) for name in names]
+    networks = [prepare_model(name, names, tmp_path) for name in models]
     params = studies.settings(
         rounds=1,
         dataset=datasets[0],
@@ -88,12 +90,12 @@ def test_a_round_through_the_dag(project: Project, tmp_path: Path, names: list[s
         federation={"clients": 3, "participation": 1.0, "batch_size": 32, "optimizer": "adam", "learning_rate": 0.001},
         study={"grid": {"dataset": datasets, "model": networks}},
     )
-    params["model"] = networks[0]  # what the grid varies has to make sense by itself
+    params["model"] = networks[0]  # the study has to be valid without the grid
     studies.write(params, project.folder)
     project.snakemake()
     metrics = project.metrics()["fedavg"]
     assert len(metrics) == len(datasets) * len(networks)
     for found in metrics.values():
         assert 0 <= found <= 100
-    dealt = list((project.folder / "results/partitions").glob("*/assignment.parquet"))
-    assert [len(pq.read_table(path)) for path in dealt] == [SUBSET] * len(datasets)
+    assignments = list((project.folder / "results/partitions").glob("*/assignment.parquet"))
+    assert [len(pq.read_table(path)) for path in assignments] == [SUBSET] * len(datasets)

@@ -1,4 +1,4 @@
-"""Diagnostics as users type them: declared in params.yaml, made by snakemake, changed without training again."""
+"""Diagnostics of params.yaml: snakemake computes them, and an edit of them trains nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.pipeline.conftest import Project, count_jobs
 
 
 @pytest.mark.slow
-def test_diagnostics_of_all_kinds_and_an_edit_that_trains_nothing(project: Project) -> None:
+def test_dag_computes_all_diagnostics_and_their_edit_trains_nothing(project: Project) -> None:
     params = studies.settings(("fedavg", "cwfedavg"), 3, dataset={"subset": 300}, artifacts={"keep_models": "last"})
     params["diagnostics"] = {
         "norms": {"kind": "head-norms", "rounds": [1, 3]},

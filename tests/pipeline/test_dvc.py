@@ -1,4 +1,4 @@
-"""What DVC promises, with Snakemake underneath."""
+"""DVC stages that run Snakemake: reproduction, recording, and clones."""
 
 from __future__ import annotations
 
@@ -16,31 +16,29 @@ NOTHING = "Nothing to be done"
 
 
 @pytest.mark.parametrize(
-    ("study", "told"),
+    ("study", "message"),
     [
         ({"seeds": [0]}, "Could not find 'study.algorithms'"),
         ({"algorithms": "fedavg"}, "'Value' object is not iterable"),
     ],
     ids=["left-out", "a-name"],
 )
-def test_dvc_reads_the_methods_itself_and_says_what_the_page_says(
-    study: dict[str, Any], told: str, tmp_path: Path
-) -> None:
-    """Its words for what fedpipe has a default, or a sentence, for."""
+def test_dvc_page_quotes_dvc_errors_for_invalid_methods(study: dict[str, Any], message: str, tmp_path: Path) -> None:
+    """DVC reads study.algorithms itself, so it prints its own errors instead of those of fedpipe."""
     from dvc.dvcfile import load_file
     from dvc.repo import Repo
 
     shutil.copy(studies.ROOT / "dvc.yaml", tmp_path)
     (tmp_path / "params.yaml").write_text(yaml.safe_dump({"study": study}))
     repo = Repo.init(str(tmp_path), no_scm=True)
-    with pytest.raises(Exception, match=told):
+    with pytest.raises(Exception, match=message):
         list(load_file(repo, str(tmp_path / "dvc.yaml")).stages)
     repo.close()
-    assert told in " ".join((studies.ROOT / "docs/dvc.md").read_text().split())
+    assert message in " ".join((studies.ROOT / "docs/dvc.md").read_text().split())
 
 
 @pytest.mark.slow
-def test_repro_records_and_an_edit_runs_one_algorithm(project: Project, tmp_path: Path) -> None:
+def test_dvc_repro_records_results_and_reruns_only_edited_algorithm(project: Project, tmp_path: Path) -> None:
     params = studies.settings(("fedavg", "fedprox", "scaffold"), 2)
     params["algorithms"]["fedprox"] = {"mu": 0.1}
     studies.write(params, project.folder)
@@ -59,7 +57,7 @@ def test_repro_records_and_an_edit_runs_one_algorithm(project: Project, tmp_path
     columns = dict(zip(header.split(","), rows[0].split(","), strict=False))
     assert float(columns["scaffold"]) == first["scaffold"]
 
-    # an edit of one algorithm's hyper-parameter runs that algorithm's jobs and no other's
+    # an edit of a hyperparameter of one algorithm reruns only this algorithm
     project.edit(algorithms={"fedprox": {"mu": 5.0}})
     printed = project.run("dvc", "repro")
     assert count_jobs(printed)["segment"] == 1
@@ -71,7 +69,7 @@ def test_repro_records_and_an_edit_runs_one_algorithm(project: Project, tmp_path
     assert second["scaffold"] == first["scaffold"]
     project.commit("mu 5")
 
-    # a clone that pulls has nothing to do, and notices a changed learning rate
+    # a clone has nothing to do after a pull, and reruns all runs with another learning rate
     remote, clone = tmp_path / "remote", Project(tmp_path / "elsewhere" / "clone")
     project.run("dvc", "remote", "add", "-d", "store", str(remote))
     project.commit("remote")
@@ -88,8 +86,8 @@ def test_repro_records_and_an_edit_runs_one_algorithm(project: Project, tmp_path
 
 
 @pytest.mark.slow
-def test_a_study_with_axes_and_presets_is_recorded_as_any_other(project: Project) -> None:
-    """The matrix of stages reads study.algorithms, and an axis stands in study, too."""
+def test_dvc_repro_records_study_with_grid_axes_and_presets(project: Project) -> None:
+    """The matrix of stages reads study.algorithms, which is in the same section as the grid."""
     params = studies.settings(("fedavg", "fedprox"), 1)
     params["algorithms"]["fedprox"] = {
         "mu": 0.1,
@@ -108,7 +106,7 @@ def test_a_study_with_axes_and_presets_is_recorded_as_any_other(project: Project
 
 
 @pytest.mark.slow
-def test_snakemake_first_then_repro_trains_nothing(project: Project) -> None:
+def test_dvc_repro_after_snakemake_trains_nothing(project: Project) -> None:
     studies.write(studies.settings(rounds=2), project.folder)
     project.commit()
     project.snakemake()

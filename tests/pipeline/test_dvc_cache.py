@@ -1,4 +1,4 @@
-"""DVC's cache, however its files come into the folder: nothing that runs here changes a file of it."""
+"""No command changes files of DVC's cache, no matter whether it uses copies, hard links or symbolic links."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.pipeline.conftest import ENVIRONMENT, LOCAL, Project, count_jobs, lis
 
 pytestmark = pytest.mark.slow
 
-#: Root may write what is read-only. As a user who may not, it does without that one right.
+#: Root can write read-only files. This command drops the capability, so that root behaves like other users.
 AS_USER = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
 
 
 def list_damaged_files(cache: Path) -> list[str]:
-    """The files of DVC's cache that aren't what their names say."""
-    files = list((cache / "files/md5").glob("??/[!.]*"))  # .*.tmp is what DVC was fetching as it was killed
+    """List the files of DVC's cache whose MD5 differs from their name."""
+    files = list((cache / "files/md5").glob("??/[!.]*"))  # a killed DVC leaves .*.tmp
     assert files
     return [
         str(path)
@@ -32,15 +32,15 @@ def list_damaged_files(cache: Path) -> list[str]:
     ]
 
 
-def links(folder: Path) -> int:
-    """How many files below a folder share their bytes with another."""
+def count_links(folder: Path) -> int:
+    """Count the files below a folder that are symbolic or hard links."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return sum(path.is_symlink() or path.stat().st_nlink > 1 for path in files)
 
 
 @pytest.mark.parametrize("kind", ["copy", "hardlink", "symlink"])
-def test_an_edit_leaves_the_cache_as_it_is(project: Project, kind: str) -> None:
-    """By dvc, and by snakemake alone."""
+def test_edited_study_does_not_change_dvc_cache(project: Project, kind: str) -> None:
+    """Run the edited study with dvc, and with snakemake only."""
     if AS_USER and not shutil.which(AS_USER[0]):
         pytest.skip("root may write everything, and setpriv is not installed")
     params = studies.settings(("fedavg", "fedprox"), 2)
@@ -52,7 +52,7 @@ def test_an_edit_leaves_the_cache_as_it_is(project: Project, kind: str) -> None:
     project.commit("results")
     cache = project.folder / ".dvc/cache"
     for place in ("results/.provenance", "results/runs", "results/tables"):
-        assert bool(links(project.folder / place)) is (kind != "copy"), place
+        assert bool(count_links(project.folder / place)) is (kind != "copy"), place
     first = project.metrics()
 
     project.edit(algorithms={"fedprox": {"mu": 5.0}})
@@ -62,7 +62,7 @@ def test_an_edit_leaves_the_cache_as_it_is(project: Project, kind: str) -> None:
     assert second["fedprox"] != first["fedprox"]
     project.commit("mu 5")
 
-    # the tables alone, and by snakemake alone
+    # only the tables change, and only snakemake runs
     project.edit(report={"round": "best"})
     assert count_jobs(project.run(*AS_USER, "snakemake", "all", *LOCAL))["table"] == 1
     assert list_damaged_files(cache) == []
@@ -75,8 +75,8 @@ def test_an_edit_leaves_the_cache_as_it_is(project: Project, kind: str) -> None:
     assert "Nothing to be done" in project.snakemake("-n", "all")
 
 
-def test_a_machine_that_is_set_to_links_gets_copies(project: Project, tmp_path: Path) -> None:
-    """`.dvc/config` outdoes what an administrator set, and a user's `--local` outdoes it."""
+def test_project_cache_type_takes_precedence_over_global_cache_type(project: Project, tmp_path: Path) -> None:
+    """`.dvc/config` takes precedence over global settings. `--local` takes precedence over `.dvc/config`."""
     (tmp_path / "dvc").mkdir()
     (tmp_path / "dvc/config").write_text("[cache]\n    type = symlink\n")
     command = ("env", f"XDG_CONFIG_HOME={tmp_path}", "dvc", "config")
@@ -86,8 +86,8 @@ def test_a_machine_that_is_set_to_links_gets_copies(project: Project, tmp_path: 
     assert project.run(*command, "cache.type").split() == ["hardlink"]
 
 
-def test_what_lacks_its_record_is_not_taken_for_that_of_other_settings(project: Project) -> None:
-    """So it is after a `dvc pull` that was cut short; what lies under keys needs no record."""
+def test_report_without_provenance_records_is_rebuilt(project: Project) -> None:
+    """An interrupted `dvc pull` leaves no records. Runs need no record, because their paths contain the run key."""
     studies.write(studies.settings(rounds=1), project.folder)
     project.snakemake()
     assert "Nothing to be done" in project.snakemake("-n", "all")
@@ -99,7 +99,7 @@ def test_what_lacks_its_record_is_not_taken_for_that_of_other_settings(project: 
 
 
 def start_command(project: Project, *command: str) -> subprocess.Popen[str]:
-    """A command that nobody waits for, in a process group of its own."""
+    """Start a command in its own process group, without waiting for its end."""
     return subprocess.Popen(
         command,
         cwd=project.folder,
@@ -112,8 +112,8 @@ def start_command(project: Project, *command: str) -> subprocess.Popen[str]:
     )
 
 
-def test_two_at_once_and_a_pull_that_is_killed(project: Project, tmp_path: Path) -> None:
-    """One of two `dvc repro` does it and the other says why not; after the pull is typed again, all is there."""
+def test_concurrent_dvc_repro_and_killed_dvc_pull_damage_no_file(project: Project, tmp_path: Path) -> None:
+    """At least one of two `dvc repro` succeeds. A second `dvc pull` completes a killed one."""
     studies.write(studies.settings(rounds=1), project.folder)
     project.commit()
     both = [start_command(project, "dvc", "repro") for _ in range(2)]

@@ -21,9 +21,9 @@ WIDTH = 160  #: columns of a terminal
 
 
 def record(project: Project, metrics: dict[str, float], **changes: Any) -> None:
-    """Have DVC record the shipped study with other settings, its plan and keys, and these numbers for those of runs.
+    """Record the shipped study with DVC: changed settings, plan and keys, and these metrics instead of those of runs.
 
-    No column depends on what lies in the other files; the tutorial's test has them from real runs.
+    No column depends on the other files. The tests of the tutorial use real runs.
     """
     params = yaml.safe_load((studies.ROOT / "params.yaml").read_text())
     for path, value in changes.items():
@@ -41,16 +41,14 @@ def record(project: Project, metrics: dict[str, float], **changes: Any) -> None:
     outs = [next(iter(out)) if isinstance(out, dict) else out for out in stages["execute"]["outs"]]
     for place in (Path(out) for out in (*outs, "results/.provenance", *(f"results/runs/{name}" for name in metrics))):
         if not place.exists():
-            file = place if place.suffix == ".csv" else place / "held"
+            file = place if place.suffix == ".csv" else place / "data"
             files.write_bytes(file, b"something\n")
     project.run("dvc", "commit", "-fq")
 
 
 @pytest.mark.slow
-def test_the_shipped_study_with_an_experiment_fits_into_a_terminal(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that changes a method, and one that changes them all."""
+def test_dvc_exp_show_of_shipped_study_fits_terminal(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One experiment changes one method, and another experiment changes all methods."""
     monkeypatch.chdir(project.folder)
     shipped = yaml.safe_load((studies.ROOT / "params.yaml").read_text())
     first = {name: 61.25 + index for index, name in enumerate(shipped["study"]["algorithms"])}
@@ -73,10 +71,8 @@ def test_the_shipped_study_with_an_experiment_fits_into_a_terminal(
 
 
 @pytest.mark.slow
-def test_an_experiment_that_failed_in_the_queue_is_not_in_the_table(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """DVC would show it with the accuracies of its base; those are of no run of it."""
+def test_dvc_exp_show_omits_failed_queued_experiment(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DVC shows a failed experiment with the accuracies of its base commit, although it has no runs."""
     monkeypatch.chdir(project.folder)
     shipped = yaml.safe_load((studies.ROOT / "params.yaml").read_text())
     record(project, {name: 61.25 for name in shipped["study"]["algorithms"]})
@@ -86,7 +82,7 @@ def test_an_experiment_that_failed_in_the_queue_is_not_in_the_table(
     assert "algorithms.feddw.mu" in printed, printed
     states = list(csv.DictReader(io.StringIO(project.run("dvc", "exp", "show", "--csv"))))
     (failed,) = [row for row in states if row["State"] == "Failed"]
-    assert failed["feddw"] == "61.25", "DVC clears it: the option can go"
+    assert failed["feddw"] == "61.25", "DVC clears the accuracy now, so the option is unnecessary"
     (line,) = [line for line in commands("docs/dvc.md") if line.startswith("dvc exp show")]
     shown = project.run("bash", "-c", line)
     assert "broken" not in shown

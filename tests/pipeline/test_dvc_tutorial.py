@@ -1,4 +1,4 @@
-"""docs/dvc.md: each block of commands is run, in order, and its numbers are compared with runs made without DVC."""
+"""docs/dvc.md: run all blocks of commands in order, and compare their numbers with runs without DVC."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from tests.report.test_plots import count_pixels
 pytestmark = pytest.mark.slow
 
 NOTHING = "Nothing to be done"
-PATIENCE = 300  #: seconds after which a browser hangs
-REPORT = ("tables", "figures", "plots", ".provenance")  #: what is made anew, beside plan.json
-POINTS = [(0.1, 0.1), (0.1, 1.0), (0.1, 2.0), (1.0, 0.1), (1.0, 2.0)]  #: all that is asked for: (alpha, mu)
+PATIENCE = 300  #: time limit of Node in seconds
+REPORT = ("tables", "figures", "plots", ".provenance")  #: rebuilt files, next to plan.json
+POINTS = [(0.1, 0.1), (0.1, 1.0), (0.1, 2.0), (1.0, 0.1), (1.0, 2.0)]  #: (alpha, mu) of all experiments
 
 
 def make_small_study(alpha: float = 0.1, mu: float = 0.1) -> dict[str, Any]:
-    """A study in which mu makes a difference after two rounds."""
+    """Return a study in which mu changes the accuracies after two rounds."""
     params = studies.settings(("fedavg", "feddw"), 2, federation={"batch_size": 10})
     params["partition"]["alpha"] = alpha
     params["algorithms"]["feddw"] = {"mu": mu}
@@ -40,11 +40,11 @@ def make_small_study(alpha: float = 0.1, mu: float = 0.1) -> dict[str, Any]:
 
 
 class Story(NamedTuple):
-    """What the tutorial left."""
+    """Project, outputs and results of the tutorial."""
 
     project: Project
-    said: dict[str, str]  #: what each block printed, by its first command
-    kept: dict[str, Any]  #: what was looked at on the way
+    outputs: dict[str, str]  #: output of each block, by its first command
+    kept: dict[str, Any]  #: intermediate results
     truth: dict[tuple[float, float], dict[str, Any]]  #: metrics of the same settings, run without Snakemake and DVC
 
 
@@ -60,55 +60,55 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
             truth[alpha, mu] = json.loads(Path("results/metrics.json").read_text())
         finally:
             os.chdir(before)
-    assert len({str(metrics) for metrics in truth.values()}) == len(POINTS), "no two experiments agree by chance"
+    assert len({str(metrics) for metrics in truth.values()}) == len(POINTS), "all experiments have different metrics"
 
     project = Project(studies.copy_project(folder / "project"))
     project.run("git", "init", "-q", "-b", "main")
     studies.write(make_small_study(), project.folder)
     project.commit("params")
-    said: dict[str, str] = {}
+    outputs: dict[str, str] = {}
     kept: dict[str, Any] = {}
     for commands in re.findall(r"```sh\n(.*?)```", (project.folder / "docs/dvc.md").read_text(), flags=re.S):
         name = commands.partition("\n")[0]
         if name.startswith("dvc plots"):
             kept["plots"] = json.loads(project.run("dvc", "plots", "diff", "v1", "louder", "--json"))
-        said[name] = project.run("bash", "-ec", commands)
+        outputs[name] = project.run("bash", "-ec", commands)
         if name == "dvc repro":
-            kept["bits"], kept["table"] = project.hash_results(), table(project)
+            kept["bits"], kept["table"] = project.hash_results(), read_table(project)
         if name.startswith("dvc exp run -n"):
             kept["louder"] = project.metrics()
-    return Story(project, said, kept, truth)
+    return Story(project, outputs, kept, truth)
 
 
-def block(story: Story, start: str) -> str:
-    (found,) = (printed for name, printed in story.said.items() if name.startswith(start))
+def get_output(story: Story, start: str) -> str:
+    (found,) = (printed for name, printed in story.outputs.items() if name.startswith(start))
     return found
 
 
-def objects(store: Path) -> set[str]:
+def list_objects(store: Path) -> set[str]:
     return {path.parent.name + path.name for path in store.rglob("*") if path.is_file()}
 
 
-def md5(path: Path) -> str:
+def compute_md5(path: Path) -> str:
     return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
 
 
-def table(project: Project) -> bytes:
+def read_table(project: Project) -> bytes:
     return (project.folder / "results/tables/results.md").read_bytes()
 
 
-def test_first_the_whole_study_then_one_algorithm(story: Story) -> None:
-    assert count_jobs(block(story, "dvc repro"))["segment"] == 2
-    changed = block(story, "dvc exp run -n louder")
+def test_dvc_repro_runs_study_and_experiment_runs_one_algorithm(story: Story) -> None:
+    assert count_jobs(get_output(story, "dvc repro"))["segment"] == 2
+    changed = get_output(story, "dvc exp run -n louder")
     assert count_jobs(changed)["segment"] == 1
     assert "segment FedDW seed 0" in changed
     assert story.kept["louder"] == story.truth[0.1, 1.0]
     assert "workspace − HEAD" in changed
     assert re.search(r"^\| FedDW ", changed, flags=re.M)
-    assert not re.search(r"^\| FedAvg ", changed, flags=re.M), "its runs are the same"
+    assert not re.search(r"^\| FedAvg ", changed, flags=re.M), "FedAvg has the same runs"
 
 
-def test_every_experiment_shows_its_own_numbers(story: Story) -> None:
+def test_dvc_exp_show_has_metrics_of_each_experiment(story: Story) -> None:
     shown = story.project.run("dvc", "exp", "show", "--csv", "--all-commits")
     rows = list(csv.DictReader(io.StringIO(shown)))
     experiments = {row["Experiment"]: row for row in rows if row["rev"] != "workspace" and row["Experiment"]}
@@ -123,8 +123,8 @@ def test_every_experiment_shows_its_own_numbers(story: Story) -> None:
     assert points == set(POINTS)
 
 
-def test_the_table_of_experiments_shows_what_changed(story: Story) -> None:
-    shown = block(story, "dvc exp show")
+def test_dvc_exp_show_lists_only_changed_columns(story: Story) -> None:
+    shown = get_output(story, "dvc exp show")
     for column in ("feddw", "partition.alpha", "algorithms.feddw.mu"):
         assert column in shown
     assert "learning_rate" not in shown
@@ -132,11 +132,11 @@ def test_the_table_of_experiments_shows_what_changed(story: Story) -> None:
     assert str(story.truth[0.1, 1.0]["feddw"]) in shown
 
 
-def test_differences_of_parameters_and_metrics(story: Story) -> None:
+def test_dvc_diff_lists_changed_parameters_and_metrics(story: Story) -> None:
     old, new = (story.truth[0.1, mu] for mu in (0.1, 1.0))
     expected = {name: [old[name], new[name]] for name in new if old[name] != new[name]}
     assert expected
-    shown = block(story, "fedpipe compare")
+    shown = get_output(story, "fedpipe compare")
     rows = [line.split() for line in shown.splitlines()]
     found = {row[1]: [float(row[2]), float(row[3])] for row in rows if row and row[0] == "results/metrics.json"}
     assert found == expected
@@ -148,8 +148,8 @@ def test_differences_of_parameters_and_metrics(story: Story) -> None:
     assert found == expected
 
 
-def test_two_experiments_side_by_side(story: Story) -> None:
-    shown = block(story, "fedpipe compare v1 louder")
+def test_fedpipe_compare_shows_accuracies_of_two_experiments(story: Story) -> None:
+    shown = get_output(story, "fedpipe compare v1 louder")
     old, new = (story.truth[0.1, mu]["feddw"] for mu in (0.1, 1.0))
     (row,) = [line for line in shown.splitlines() if re.match(r"\| FedDW +\| Global test accuracy ", line)]
     cells = [cell.split() for cell in row.strip("|").split("|")[2:]]
@@ -159,7 +159,7 @@ def test_two_experiments_side_by_side(story: Story) -> None:
     assert re.search(r"\| algorithm\.mu +\| FedDW +\| +0\.1 +\| +1\.0 +\|", shown)
 
 
-def test_plots_have_the_numbers_of_both_revisions(story: Story) -> None:
+def test_dvc_plots_diff_has_numbers_of_both_revisions(story: Story) -> None:
     plots = story.kept["plots"]
     assert "errors" not in plots
     assert set(plots["data"]) == {"learning curves", "accuracy by client", "SL and CR matrices", "partition"}
@@ -180,8 +180,8 @@ def test_plots_have_the_numbers_of_both_revisions(story: Story) -> None:
             cells = [row for row in rows["SL and CR matrices"] if (row["rev"], row["matrix"]) == (rev, kind)]
             assert len(cells) == 2 * 100
             assert sum(float(cell["value"]) for cell in cells) == pytest.approx(20, abs=1e-3), "rows sum to one"
-        dealt = [row for row in rows["partition"] if row["rev"] == rev]
-        assert sum(int(row["samples"]) for row in dealt) == 1437
+        partition_rows = [row for row in rows["partition"] if row["rev"] == rev]
+        assert sum(int(row["samples"]) for row in partition_rows) == 1437
     moved = {
         rev: [row["value"] for row in rows["SL and CR matrices"] if (row["rev"], row["line"]) == (rev, "feddw")]
         for rev in ("v1", "louder")
@@ -189,7 +189,7 @@ def test_plots_have_the_numbers_of_both_revisions(story: Story) -> None:
     assert moved["v1"] != moved["louder"]
 
 
-def test_plots_of_what_lies_here(story: Story) -> None:
+def test_dvc_plots_show_has_numbers_of_workspace(story: Story) -> None:
     shown = json.loads(story.project.run("dvc", "plots", "show", "--json"))
     rows = shown["data"]["learning curves"][0]["content"]["data"]["values"]
     shown_last = [row for row in rows if (row["round"], row["protocol"]) == ("2", "global-on-global")]
@@ -198,10 +198,10 @@ def test_plots_of_what_lies_here(story: Story) -> None:
     assert last == {label: pytest.approx(accuracy, abs=0.005) for label, accuracy in truth.items()}
 
 
-def test_pages_of_plots_are_free_of_errors(story: Story, tmp_path: Path) -> None:
-    """Vega draws every plot of the page without an error or a warning: in Chromium where there is one, and in Node."""
+def test_dvc_plots_page_draws_without_errors(story: Story, tmp_path: Path) -> None:
+    """Vega draws every plot of the page without errors and warnings in Node and Chromium, if they are installed."""
     page = story.project.folder / "dvc_plots/index.html"
-    libraries = Path(snakemake.__file__).parent / "assets/data"  # the page holds the same libraries
+    libraries = Path(snakemake.__file__).parent / "assets/data"  # the page contains the same libraries
     sources = {name: libraries / name / f"{name}.js" for name in ("vega", "vega-lite", "vega-embed")}
     assert page.read_text().count("vegaEmbed('#") == 4
     node = shutil.which("node")
@@ -212,7 +212,7 @@ def test_pages_of_plots_are_free_of_errors(story: Story, tmp_path: Path) -> None
         script.write_text(DRAW)
         done = draw(node, script, page, *sources.values())
         assert (done.returncode, done.stderr) == (0, "")
-        assert [int(line) > 20 for line in done.stdout.split()] == [True] * 4, "so many marks in each plot"
+        assert [int(line) > 20 for line in done.stdout.split()] == [True] * 4, "each plot has more than 20 marks"
     if BROWSER:
         assert [len(colors) > 3 for colors in count_pixels(page, tmp_path / "profile")] == [True] * 4
 
@@ -241,47 +241,47 @@ logger.warn = logger.error = function (...message) { throw new Error(message.map
 """
 
 
-def test_an_experiment_that_is_taken_over_runs_nothing(story: Story) -> None:
-    assert list_stages(block(story, "dvc exp apply louder")) == ["plan"]
+def test_dvc_exp_apply_needs_no_runs(story: Story) -> None:
+    assert list_stages(get_output(story, "dvc exp apply louder")) == ["plan"]
     assert story.project.metrics() == story.truth[0.1, 1.0]
 
 
-def test_a_tag_brings_everything_back(story: Story) -> None:
-    assert NOTHING in block(story, "git checkout -q v1")
+def test_checkout_of_tag_restores_results(story: Story) -> None:
+    assert NOTHING in get_output(story, "git checkout -q v1")
     project = story.project
     project.run("git", "checkout", "-q", "v1")
     project.run("dvc", "checkout", "-q")
     assert project.hash_results() == story.kept["bits"]
-    assert table(project) == story.kept["table"]
+    assert read_table(project) == story.kept["table"]
     assert project.metrics() == story.truth[0.1, 0.1]
     project.run("git", "checkout", "-q", "main")
     project.run("dvc", "checkout", "-q")
 
 
-def test_another_folder_has_nothing_to_do_and_sends_only_what_is_new(story: Story) -> None:
-    assert NOTHING in block(story, "git clone")
+def test_clone_has_nothing_to_run_and_pushes_only_new_files(story: Story) -> None:
+    assert NOTHING in get_output(story, "git clone")
     clone = Project(story.project.folder.parent / "elsewhere")
     assert list_stages(clone.run("dvc", "repro")) == ["plan"]
     assert clone.metrics() == story.truth[0.1, 1.0]
     before = {path for path in (clone.folder / "results/runs").rglob("*") if path.is_file()}
-    stored = objects(story.project.folder.parent / "store")
+    stored = list_objects(story.project.folder.parent / "store")
     clone.edit(algorithms={"feddw": {"mu": 2.0}})
     printed = clone.run("dvc", "repro")
-    assert count_jobs(printed)["segment"] == 1, "FedDW's only"
+    assert count_jobs(printed)["segment"] == 1, "only FedDW runs"
     assert clone.metrics() == story.truth[0.1, 2.0]
     clone.commit("mu 2")
     clone.run("dvc", "push", "-q")
-    sent = objects(story.project.folder.parent / "store") - stored
+    sent = list_objects(story.project.folder.parent / "store") - stored
     runs = {path for path in (clone.folder / "results/runs").rglob("*") if path.is_file()} - before
     assert {path.relative_to(clone.folder).parts[2] for path in runs} == {"feddw"}
     report = [path for name in REPORT for path in (clone.folder / "results" / name).rglob("*") if path.is_file()]
-    new = {md5(path) for path in (*runs, *report, clone.folder / "results/plan.json")}
+    new = {compute_md5(path) for path in (*runs, *report, clone.folder / "results/plan.json")}
     assert {name for name in sent if not name.endswith(".dir")} <= new
-    assert {md5(path) for path in runs} <= sent | stored
+    assert {compute_md5(path) for path in runs} <= sent | stored
 
 
-def test_apart_from_the_workspace(story: Story) -> None:
-    """`dvc exp run --temp` leaves this folder alone, and has the code of its commit."""
+def test_dvc_exp_run_temp_does_not_change_workspace(story: Story) -> None:
+    """The experiment runs in a temporary folder with the code of its commit."""
     project = story.project
     bits, params = project.hash_results(), (project.folder / "params.yaml").read_text()
     project.run("dvc", "exp", "run", "--temp", "-n", "apart", "-S", "algorithms.feddw.mu=2.0")
@@ -292,8 +292,8 @@ def test_apart_from_the_workspace(story: Story) -> None:
     assert json.loads(project.run("git", "show", f"{apart}:results/metrics.json")) == story.truth[0.1, 2.0]
 
 
-def test_numbers_are_traced_and_verified(story: Story) -> None:
-    printed = block(story, "fedpipe trace")
+def test_fedpipe_trace_and_verify_match_experiment(story: Story) -> None:
+    printed = get_output(story, "fedpipe trace")
     verified = printed.index("results/runs/fedavg/")
     trace = story.project.run("fedpipe", "trace", "results/tables/results.md", "feddw.global-on-global")
     assert printed.startswith(trace)
@@ -305,6 +305,6 @@ def test_numbers_are_traced_and_verified(story: Story) -> None:
     assert "all bits agree" in printed[verified:]
 
 
-def test_nothing_that_a_commit_needs_is_pruned(story: Story) -> None:
-    assert "Nothing to remove." in block(story, "fedpipe prune")
-    assert list_stages(block(story, "fedpipe prune")) == ["plan"]
+def test_fedpipe_prune_keeps_files_that_commits_need(story: Story) -> None:
+    assert "Nothing to remove." in get_output(story, "fedpipe prune")
+    assert list_stages(get_output(story, "fedpipe prune")) == ["plan"]

@@ -1,4 +1,4 @@
-"""Data, partition and settings that were edited under a run: each is refused by what a user types."""
+"""Edited data and edited partition settings of finished runs are rejected."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.pipeline.conftest import Project, count_jobs
 
 
 @pytest.mark.slow
-def test_what_lies_under_a_run_is_not_exchanged(project: Project) -> None:
+def test_snakemake_rejects_edited_partition_settings_and_edited_data(project: Project) -> None:
     cells, params = project.folder / "data/cells.npz", project.folder / "params.yaml"
     random = np.random.default_rng(0)
     arrays = {"x": random.integers(0, 256, (120, 8, 8), dtype=np.uint8), "y": np.arange(120) % 3}
@@ -27,7 +27,7 @@ def test_what_lies_under_a_run_is_not_exchanged(project: Project) -> None:
     (run,) = (project.folder / "results/runs/fedavg").iterdir()
     before = studies.hash_results(run)
 
-    # two more rounds planned, the partition's settings edited, its assignment deleted
+    # plan two more rounds, edit the settings of the partition, and delete its assignment
     project.edit(federation={"rounds": 4})
     project.run("fedpipe", "plan")
     (place,) = (project.folder / "results/partitions").glob("*/partition.yaml")
@@ -40,7 +40,7 @@ def test_what_lies_under_a_run_is_not_exchanged(project: Project) -> None:
     assert "segment" not in count_jobs(printed)
     assert studies.hash_results(run) == before
 
-    # as the sentence says; the run goes on with what it was begun with
+    # plan again, as the error suggests, so that the run resumes with its original partition
     project.run("fedpipe", "plan")
     project.snakemake("results/metrics.json")
     grown = studies.hash_results(run)
@@ -48,7 +48,7 @@ def test_what_lies_under_a_run_is_not_exchanged(project: Project) -> None:
     assert unchanged
     assert all(grown[name] == before[name] for name in unchanged)
 
-    # the data file edited after it was declared
+    # edit the data file after its declaration
     declared = yaml.safe_load(params.read_text())["dataset"]["sha256"]
     np.savez(cells, **arrays | {"y": (np.arange(120) + 1) % 3})
     for arguments in (("all",), ("-n", "all")):

@@ -1,4 +1,4 @@
-"""Jobs of a local snakemake are forked from one process that has imported what they need, and end with snakemake."""
+"""Jobs of a local snakemake are forks of one server process with imported modules, and end with snakemake."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.cli.test_job_server import OWN, list_processes, wait_for_end
 from tests.pipeline.conftest import ENVIRONMENT, LOCAL, Project, count_jobs
 from tests.pipeline.test_snakemake import NOTHING, wait_for_round
 
-#: Runs a shell in a terminal, which closes if this process is killed.
+#: Code that runs a shell in a terminal, which closes if the process is killed.
 TERMINAL = """
 import os, pty, signal
 pid, terminal = pty.fork()
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="fork serv
 
 
 @pytest.mark.slow
-def test_a_study_has_the_bits_of_its_commands_typed_by_hand(project: Project) -> None:
+def test_forked_jobs_equal_manually_typed_commands_bit_for_bit(project: Project) -> None:
     (project.folder / "witness.py").write_text(OWN)
     params = studies.settings(("fedavg", "own"), 2, algorithms={"own": {"algorithm": "witness.Own"}})
     studies.write(params, project.folder)
@@ -53,8 +53,8 @@ def test_a_study_has_the_bits_of_its_commands_typed_by_hand(project: Project) ->
         studies.delete_rounds(run)
         project.run("rm", "-r", f"{run}/joined")
         command = ["segment", str(run.relative_to(project.folder)), "--stop", "2", "--collect"]
-        said = project.run("env", "OMP_NUM_THREADS=1", sys.executable, "-m", "fedpipe", *command)
-        assert said in logs.values()
+        output = project.run("env", "OMP_NUM_THREADS=1", sys.executable, "-m", "fedpipe", *command)
+        assert output in logs.values()
     assert project.hash_results() == once
     again = [json.loads(path.read_text())["made_by"] for path in sorted(project.folder.rglob("joined/*/times.json"))]
     assert again == made_by
@@ -63,19 +63,19 @@ def test_a_study_has_the_bits_of_its_commands_typed_by_hand(project: Project) ->
 
 
 @pytest.mark.slow
-def test_the_plan_and_all_jobs_are_forked_from_one_process(project: Project) -> None:
-    """Its environment has to be that of jobs. Otherwise they would start another one."""
+def test_plan_and_all_jobs_are_forks_of_one_server(project: Project) -> None:
+    """The server needs the environment of jobs. Otherwise the jobs would start another server."""
     (project.folder / "sitecustomize.py").write_text(
         "import sys\n"
-        "served = 'job_server.main' in str(sys.orig_argv)\n"
-        "if served or sys.argv[1:2] == ['plan']:\n"
-        "    open('begun', 'a').write('serves\\n' if served else 'plans\\n')\n"
+        "is_served = 'job_server.main' in str(sys.orig_argv)\n"
+        "if is_served or sys.argv[1:2] == ['plan']:\n"
+        "    open('begun', 'a').write('serves\\n' if is_served else 'plans\\n')\n"
     )
     (project.folder / "witness.py").write_text(OWN)
     params = studies.settings(("scaffold", "own"), 1, algorithms={"own": {"algorithm": "witness.Own"}})
     studies.write(params, project.folder)
     project.snakemake("-n", "runs")
-    assert (project.folder / "begun").read_text() == "plans\n", "nothing is forked in a dry run"
+    assert (project.folder / "begun").read_text() == "plans\n", "a dry run starts no server"
     project.run("bash", "-c", "rm like-*.json")
     project.edit(federation={"rounds": 2})
     ran = count_jobs(project.snakemake("runs"))
@@ -87,8 +87,8 @@ def test_the_plan_and_all_jobs_are_forked_from_one_process(project: Project) -> 
 
 
 @pytest.mark.slow
-def test_the_demo_is_measured(tmp_path: Path) -> None:
-    """At a tiny size; its figures are told, and hang together."""
+def test_demo_benchmark_writes_consistent_measurements(tmp_path: Path) -> None:
+    """Run the benchmark at a tiny size."""
     small, written = ("--algorithms", "1", "--seeds", "1", "--rounds", "2"), tmp_path / "figures.json"
     command = [sys.executable, str(studies.ROOT / "benchmarks/demo.py"), *small, "--json", str(written)]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -97,13 +97,13 @@ def test_the_demo_is_measured(tmp_path: Path) -> None:
     assert found["cores"] == len(os.sched_getaffinity(0))
     assert 0 < found["compute_core_s"] < found["wall_s"] * found["cores"]
     assert found["ratio"] == found["wall_s"] * found["cores"] / found["compute_core_s"]
-    assert found["cpu_core_s"] > 1, "what local jobs are forked from counts as well"
+    assert found["cpu_core_s"] > 1, "the measurement includes the server of local jobs"
     assert [line.split()[0] for line in done.stdout.splitlines()] == list(found)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGINT"])
-def test_jobs_end_with_snakemake_and_the_same_command_goes_on(project: Project, how: str) -> None:
+def test_jobs_end_with_snakemake_and_same_command_resumes(project: Project, how: str) -> None:
     studies.write(studies.settings(("fedavg", "scaffold"), 400), project.folder)
     with subprocess.Popen(
         ["snakemake", "runs", *LOCAL],
@@ -111,7 +111,7 @@ def test_jobs_end_with_snakemake_and_the_same_command_goes_on(project: Project, 
         env=ENVIRONMENT,
         process_group=0,
         stdout=subprocess.DEVNULL,
-        stderr=(project.folder / "said").open("w"),
+        stderr=(project.folder / "stderr.txt").open("w"),
     ) as running:
         wait_for_round(project, 2, running)
         mine = list_processes(running.pid)
@@ -119,7 +119,7 @@ def test_jobs_end_with_snakemake_and_the_same_command_goes_on(project: Project, 
         if how == "SIGKILL":
             running.kill()
         else:
-            os.killpg(running.pid, signal.SIGINT)  # as Ctrl+C
+            os.killpg(running.pid, signal.SIGINT)  # like Ctrl+C
         wait_for_end(mine)
         assert running.wait() != 0
     done = [
@@ -127,10 +127,10 @@ def test_jobs_end_with_snakemake_and_the_same_command_goes_on(project: Project, 
         for run in project.folder.glob("results/runs/*/*/")
         if has_complete_round(run)
     ]
-    assert max(done) < 400, "jobs did not end, they were done"
+    assert max(done) < 400, "the jobs finished before they could end with snakemake"
     if how == "SIGINT":
         advice = "Complete rounds are kept. To continue after them, type:\n    snakemake runs --profile workflow"
-        assert (project.folder / "said").read_text().count(advice) == 1
+        assert (project.folder / "stderr.txt").read_text().count(advice) == 1
     complete = {
         run: RunFiles(run).list_complete_rounds()[-1]
         for run in project.folder.glob("results/runs/*/*/")
@@ -147,7 +147,7 @@ def test_jobs_end_with_snakemake_and_the_same_command_goes_on(project: Project, 
 
 
 @pytest.mark.slow
-def test_a_closed_terminal_ends_the_jobs_and_the_same_command_resumes(project: Project) -> None:
+def test_closed_terminal_ends_jobs_and_new_command_resumes(project: Project) -> None:
     studies.write(studies.settings(("fedavg", "scaffold"), 400), project.folder)
     with subprocess.Popen([sys.executable, "-c", TERMINAL], cwd=project.folder, env=ENVIRONMENT) as terminal:
         wait_for_round(project, 2, terminal)

@@ -1,4 +1,4 @@
-"""Names that are no names: of the clone's folder, of a study, in an archive. Nothing in them is run, nothing leaves."""
+"""Hostile names of clones, studies and archive members: they run no commands and write no files outside the clone."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def make_params_option(name: str) -> tuple[str, str]:
 
 
 @pytest.mark.slow
-def test_a_clone_with_an_odd_path_and_a_study_with_a_space(tmp_path: Path) -> None:
-    """From plan to figures, with an environment that lies in the clone."""
+def test_study_with_space_runs_in_clone_with_shell_characters_in_path(tmp_path: Path) -> None:
+    """Run from plan to figures, with a virtual environment in the clone."""
     project = Project(studies.copy_project(tmp_path / ODD))
     (project.folder / ".venv").unlink(missing_ok=True)
     (project.folder / ".venv").symlink_to(sys.prefix)
@@ -43,8 +43,8 @@ def test_a_clone_with_an_odd_path_and_a_study_with_a_space(tmp_path: Path) -> No
     assert not [path for path in tmp_path.rglob("PWN*") if path != project.folder]
 
 
-def test_a_colon_in_the_clones_path_is_refused(tmp_path: Path) -> None:
-    """It parts the entries of PYTHONPATH: jobs would run the installed package in place of the clone's."""
+def test_colon_in_clone_path_is_rejected(tmp_path: Path) -> None:
+    """A colon separates entries of PYTHONPATH, so jobs would import the installed package instead of the clone."""
     project = Project(studies.copy_project(tmp_path / "2026-11-24T07:35"))
     studies.write(studies.settings(rounds=1), project.folder)
     output = project.snakemake("-n", "all", check=False)
@@ -52,7 +52,7 @@ def test_a_colon_in_the_clones_path_is_refused(tmp_path: Path) -> None:
     assert "Traceback" not in output
 
 
-def test_a_study_that_is_no_name_is_refused_before_anything_runs(project: Project) -> None:
+def test_study_path_with_shell_characters_is_rejected_before_jobs_start(project: Project) -> None:
     for name in ("studies/a;touch PWN;.yaml", "studies/{a}.yaml"):
         studies.write(studies.settings(rounds=1), project.folder)
         (project.folder / name).write_bytes((project.folder / "params.yaml").read_bytes())
@@ -64,8 +64,8 @@ def test_a_study_that_is_no_name_is_refused_before_anything_runs(project: Projec
 
 
 @pytest.mark.slow
-def test_settings_of_a_plan_from_elsewhere_run_no_command(project: Project) -> None:
-    """`dvc pull` brings plan.json: what stands there for jobs' environment is no part of their commands."""
+def test_hostile_plan_settings_run_no_shell_command(project: Project) -> None:
+    """`dvc pull` fetches plan.json, so its settings must not become part of job commands."""
     studies.write(studies.settings(rounds=1), project.folder)
     project.run("fedpipe", "plan")
     place = project.folder / "results/plan.json"
@@ -77,8 +77,8 @@ def test_settings_of_a_plan_from_elsewhere_run_no_command(project: Project) -> N
 
 
 @pytest.mark.slow
-def test_a_pack_from_elsewhere_writes_nothing_outside(project: Project) -> None:
-    """The way in which it was done: any snakemake with clients_per_job unpacks what a segment left."""
+def test_hostile_pack_writes_no_file_outside_clone(project: Project) -> None:
+    """With clients_per_job, every snakemake unpacks the packs of earlier segments."""
     params = studies.settings(rounds=1, execution={"rounds_per_job": 1, "clients_per_job": 5})
     studies.write(params, project.folder)
     project.run("fedpipe", "plan")

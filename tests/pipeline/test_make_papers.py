@@ -1,4 +1,4 @@
-"""`snakemake papers`: some of the papers' studies at preset smoke, to pages that a browser shows; and DVC's record."""
+"""`snakemake papers` with preset smoke: some studies of the papers, their pages in a browser, and the DVC record."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Broken(FedAvg):
 TABLE = "results/studies/papers/pfps_lwc/{}@smoke/tables/results.md"
 
 
-def edit(project: Project, name: str, **values: dict[str, Any]) -> None:
-    """Give some axes of a study's grid, or its preset smoke, these values."""
+def edit_study(project: Project, name: str, **values: dict[str, Any]) -> None:
+    """Change axes of a study's grid, or its preset smoke."""
     path = project.folder / f"studies/papers/pfps_lwc/{name}.yaml"
     study = yaml.safe_load(path.read_text())
     for key, value in values.items():
@@ -41,22 +41,22 @@ def edit(project: Project, name: str, **values: dict[str, Any]) -> None:
     path.write_text(yaml.safe_dump(study, sort_keys=False))
 
 
-def command(project: Project, *words: str) -> tuple[int, str]:
-    """A command's exit status, and what it prints."""
+def run_command(project: Project, *words: str) -> tuple[int, str]:
+    """Run a command. Return its exit status and its output."""
     done = subprocess.run(
         words, cwd=project.folder, env=ENVIRONMENT, capture_output=True, text=True, stdin=subprocess.DEVNULL
     )
     return done.returncode, done.stdout + done.stderr
 
 
-def cells(project: Project) -> pd.DataFrame:
-    """The cells that were measured."""
+def read_cells(project: Project) -> pd.DataFrame:
+    """Read the measured cells of the paper PFPS-LWC."""
     frame = pd.read_csv(project.folder / PLACE / "cells.csv")
     assert len(frame) == 641
     return frame[frame["measured_mean"].notna() & (frame["paper"] == "PFPS-LWC")]
 
 
-def test_from_studies_to_pages_also_where_a_run_fails(project: Project, tmp_path: Path) -> None:
+def test_snakemake_papers_builds_pages_with_and_without_failed_runs(project: Project, tmp_path: Path) -> None:
     for path in (project.folder / "studies/papers").rglob("*.yaml"):
         if str(path).rpartition("/papers/")[2] not in ("pfps_lwc/table5.yaml", "pfps_lwc/figure8.yaml", "dvc.yaml"):
             path.unlink()
@@ -66,21 +66,21 @@ def test_from_studies_to_pages_also_where_a_run_fails(project: Project, tmp_path
         "dataset.subset": 600,
         "dataset.on_missing": "generate",
     }
-    edit(project, "table5", smoke=smoke, **{"federation.participation": [0.3]})
+    edit_study(project, "table5", smoke=smoke, **{"federation.participation": [0.3]})
     batches = {"Figure 8a/8": {"federation.batch_size": 8}, "Figure 8a/64": {"federation.batch_size": 64}}
-    edit(project, "figure8", smoke=smoke | {"federation.participation": 0.3}, setting=batches)
+    edit_study(project, "figure8", smoke=smoke | {"federation.participation": 0.3}, setting=batches)
     whole = (project.folder / "studies/papers/pfps_lwc/table5.yaml").read_text()
     (project.folder / "own.py").write_text(BROKEN)
     spoiled = yaml.safe_load(whole)
     spoiled["algorithms"]["plt"] = {"algorithm": "own.Broken"}
     (project.folder / "studies/papers/pfps_lwc/table5.yaml").write_text(yaml.safe_dump(spoiled, sort_keys=False))
 
-    status, printed = command(project, *COMMAND)
+    status, printed = run_command(project, *COMMAND)
     assert status == 1, "a method is broken"
     assert f" {PLACE}/index.html" in printed
-    # Of table5's eight runs two fail; of figure8's four, two are table5's.
+    # Two of the eight runs of table5 fail. Two of the four runs of figure8 are also in table5.
     assert count_jobs(printed)["segment"] == 8 + 2
-    there = cells(project)
+    there = read_cells(project)
     assert [*there[there["table"] == "Table 5"]["row"]] == [row for row in ("neither", "LWC", "both") for _ in range(2)]
     assert {*there["verdict"]} == {"not judged (generated data)"}
     page = (project.folder / PLACE / "pfps_lwc.html").read_text()
@@ -89,18 +89,18 @@ def test_from_studies_to_pages_also_where_a_run_fails(project: Project, tmp_path
     assert not (project.folder / TABLE.format("table5")).exists()
 
     (project.folder / "studies/papers/pfps_lwc/table5.yaml").write_text(whole)
-    status, printed = command(project, *COMMAND)
+    status, printed = run_command(project, *COMMAND)
     assert status == 0, printed
     assert f" {PLACE}/index.html" in printed
-    assert count_jobs(printed)["segment"] == 2, "what was done is found"
-    there = cells(project)
+    assert count_jobs(printed)["segment"] == 2, "finished runs are reused"
+    there = read_cells(project)
     assert {*there[there["table"] == "Table 5"]["column"]} == {"CIFAR-10/0.3", "CIFAR-100/0.3"}
     assert (project.folder / TABLE.format("table5")).is_file()
     page = (project.folder / PLACE / "pfps_lwc.html").read_text()
     assert "it is broken" not in page
     assert "on generated data" in page
     again = (project.folder / PLACE / "pfps_lwc.html").read_bytes()
-    assert dict(count_jobs(command(project, *COMMAND)[1])) == {"papers": 1}
+    assert dict(count_jobs(run_command(project, *COMMAND)[1])) == {"papers": 1}
     project.run("fedpipe", "papers", "--preset", "smoke")
     assert (project.folder / PLACE / "pfps_lwc.html").read_bytes() == again
 
@@ -117,7 +117,7 @@ def test_from_studies_to_pages_also_where_a_run_fails(project: Project, tmp_path
 
 
 def _check_pages(folder: Path, profile: Path) -> None:
-    """A browser shows the pages with every table and figure, and neither asks for anything nor complains."""
+    """Check that a browser shows every table and figure without requests and errors."""
     if not BROWSER:
         return
     browser = Browser(profile)
@@ -125,12 +125,12 @@ def _check_pages(folder: Path, profile: Path) -> None:
         for name in PAGES:
             for width in (1280, 375):
                 assert list_problems(browser, folder / f"{name}.html", width) == ([], [])
-                assert browser.tell("document.documentElement.scrollWidth") <= width
-            headings = browser.tell("[...document.querySelectorAll('h2')].map(one => one.innerText)")
+                assert browser.evaluate("document.documentElement.scrollWidth") <= width
+            headings = browser.evaluate("[...document.querySelectorAll('h2')].map(one => one.innerText)")
             for paper in (paper for paper in layouts.load_papers().values() if paper.stem == name):
                 assert {*paper.tables, *paper.figures} <= set(headings)
             if name == "pfps_lwc":
-                assert browser.tell("document.querySelector('#figure-8 img').naturalWidth") > 500
+                assert browser.evaluate("document.querySelector('#figure-8 img').naturalWidth") > 500
                 svg = (folder / "figures/pfps_lwc-figure-8.svg").read_text()
                 assert all(f">{label}</text>" in svg for label in ("batch size", "FedPer", "PFPS-LWC"))
     finally:
@@ -138,7 +138,7 @@ def _check_pages(folder: Path, profile: Path) -> None:
 
 
 def _record_and_pull(project: Project, folder: Path) -> None:
-    """DVC records tables and pages in one commit, which a clone pulls; its own `dvc repro` knows nothing of them."""
+    """Record tables and pages with DVC, and pull them in a clone. `dvc repro` of the project does not include them."""
     assert "papers" not in project.run("dvc", "status")
     path = project.folder / "studies/papers/dvc.yaml"
     text = path.read_text()

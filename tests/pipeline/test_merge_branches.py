@@ -11,7 +11,7 @@ from tests.pipeline.conftest import Project, count_jobs, list_stages
 pytestmark = pytest.mark.slow
 
 
-def test_two_branches_with_results_are_merged(project: Project) -> None:
+def test_dvc_page_steps_merge_two_branches_with_results(project: Project) -> None:
     taken, recorded = [block.text for block in blocks("docs/dvc.md") if block.section == "Merge two branches"]
     small = studies.settings(("fedavg", "fedprox", "feddw"), 2, federation={"batch_size": 20})
     small["algorithms"] |= {"fedprox": {"mu": 0.1}, "feddw": {"mu": 1.0}}
@@ -31,12 +31,12 @@ def test_two_branches_with_results_are_merged(project: Project) -> None:
 
     merge, *rest = taken.splitlines()
     assert "CONFLICT (modify/delete): results/keys/fedprox.json" in project.run(*merge.split(), check=False)
-    studies.write(small, project.folder)  # by hand: the methods of the one, the mu of the other
+    studies.write(small, project.folder)  # manual merge: the methods of main, the mu of louder
     project.edit(study={"algorithms": ["fedavg", "feddw"]}, algorithms={"feddw": {"mu": 50.0}})
     project.run("bash", "-ec", "\n".join(rest))
     repro, *commit = recorded.splitlines()
     printed = project.run(*repro.split())
-    assert "segment" not in count_jobs(printed), "all runs are there"
+    assert "segment" not in count_jobs(printed), "all runs exist"
     project.run("bash", "-ec", "\n".join(commit))
     assert project.run("git", "status", "--porcelain") == ""
     assert len(project.run("git", "show", "-s", "--format=%P").split()) == 2

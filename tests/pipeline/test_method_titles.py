@@ -1,4 +1,4 @@
-"""What a method is called: a word for people, which runs nothing."""
+"""Titles of methods change tables and figures, but no runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CW = {"algorithm": "fedprox", "mu": 10.0}
 
 
 @pytest.mark.slow
-def test_a_new_title_makes_table_and_figures_anew_and_no_run(project: Project) -> None:
+def test_new_method_title_rebuilds_table_and_figures_but_no_run(project: Project) -> None:
     studies.write(studies.settings(("fedavg", "cwfedavg_10"), 1, algorithms={"cwfedavg_10": CW}), project.folder)
     assert count_jobs(project.snakemake())["segment"] == 2
     metrics, bits = project.metrics(), project.hash_results()

@@ -1,4 +1,4 @@
-"""docs/pfllib.md, block by block, with a folder as PFLlib writes it."""
+"""docs/pfllib.md, block by block, with a folder in the format of PFLlib."""
 
 from __future__ import annotations
 
@@ -17,11 +17,16 @@ from fedpipe.core.storage.layout import RunFiles
 from tests.pipeline.conftest import Project
 
 CLIENTS, CLASSES = 4, 10
-PFLLIB = {"conv1.0": (32, 1, 5, 5), "conv2.0": (64, 32, 5, 5), "fc1.0": (512, 1024), "fc": (10, 512)}  # its FedAvgCNN
+PFLLIB = {
+    "conv1.0": (32, 1, 5, 5),
+    "conv2.0": (64, 32, 5, 5),
+    "fc1.0": (512, 1024),
+    "fc": (10, 512),
+}  # FedAvgCNN of PFLlib
 
 
 def write_pfllib_folder(folder: Path) -> dict[tuple[str, int], Any]:
-    """Each client's arrays by part, in a folder as PFLlib writes it."""
+    """Write a folder in the format of PFLlib. Return the arrays by part and client."""
     random, found = np.random.default_rng(0), {}
     for part, sizes in (("train", (12, 30, 21, 9)), ("test", (4, 10, 7, 3))):
         (folder / part).mkdir(parents=True)
@@ -36,8 +41,8 @@ def write_pfllib_folder(folder: Path) -> dict[tuple[str, int], Any]:
     return found
 
 
-def start(path: Path) -> dict[str, torch.Tensor]:
-    """A state dict with the names of its CNN."""
+def write_start_weights(path: Path) -> dict[str, torch.Tensor]:
+    """Write and return a state dict with the parameter names of PFLlib's CNN."""
     random = torch.Generator().manual_seed(0)
     state = {}
     for layer, shape in PFLLIB.items():
@@ -49,9 +54,9 @@ def start(path: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-def test_the_page_block_by_block(project: Project) -> None:
+def test_pfllib_page_blocks_run(project: Project) -> None:
     theirs = write_pfllib_folder(project.folder / "../PFLlib/dataset/MNIST")
-    weights = start(project.folder / "../PFLlib/system/start.pt")
+    weights = write_start_weights(project.folder / "../PFLlib/system/start.pt")
     params, page = project.folder / "params.yaml", (project.folder / "docs/pfllib.md").read_text()
     params.write_text("study: {algorithms: [fedavg], seeds: [0, 1]}\n")
     for language, block in re.findall(r"^```(\w+)\n(.*?)^```$", page, re.M | re.S):
@@ -65,23 +70,25 @@ def test_the_page_block_by_block(project: Project) -> None:
                 assert f"split from the file), {CLIENTS} clients" in printed[-1]
                 assert ", all seeds: " in printed[-1]
                 assert not re.search("pooled|official|share", printed[-1])
-    (dealt,) = (project.folder / "results/partitions").glob("*/assignment.parquet")
-    table = pq.read_table(dealt).to_pandas()
+    (assignment,) = (project.folder / "results/partitions").glob("*/assignment.parquet")
+    table = pq.read_table(assignment).to_pandas()
     (data,) = (project.folder / "results/data").glob("npz-*.pt")
     samples = files.read_pt(data)
     assert len(table) == len(samples["y"]) == sum(len(arrays["y"]) for arrays in theirs.values())
     for (part, client), arrays in theirs.items():
         mine = table[(table["split"] == part) & (table["client"] == client)]["sample"].to_numpy()
-        assert np.array_equal(samples["x"].numpy()[mine], arrays["x"]), "sample by sample"
+        assert np.array_equal(samples["x"].numpy()[mine], arrays["x"]), "each client has its samples in the same order"
         assert np.array_equal(samples["y"].numpy()[mine], arrays["y"])
     runs = [RunFiles(path) for path in (project.folder / "results/runs/fedavg").iterdir()]
     assert len(runs) == 2
     for run in runs:
         begun = files.read_pt(run.get_round_files(0).server_state)["model"]
-        assert all(torch.equal(*pair) for pair in zip(begun.values(), weights.values(), strict=True)), "of all seeds"
-        held = yaml.safe_load(run.settings.read_text())
-        assert not {"split", "test_fraction", "stratified", "validation_fraction"} & set(held["dataset"])
-        assert held["origin"] == {"model": {"weights": "data/start.pt"}}
+        assert all(torch.equal(*pair) for pair in zip(begun.values(), weights.values(), strict=True)), (
+            "all seeds start with the weights of the file"
+        )
+        settings = yaml.safe_load(run.settings.read_text())
+        assert not {"split", "test_fraction", "stratified", "validation_fraction"} & set(settings["dataset"])
+        assert settings["origin"] == {"model": {"weights": "data/start.pt"}}
     message = (project.folder / "results/tables/results.md").read_text()
     assert "split from the file" in message
     assert 0 < project.metrics()["fedavg"] <= 100

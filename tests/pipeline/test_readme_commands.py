@@ -1,4 +1,4 @@
-"""The commands of README, of the pages that go on where it ends, and of CONTRIBUTING, typed in order as written."""
+"""Commands of README, its follow-up pages, and CONTRIBUTING, run in order."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tests.docs.page_blocks import ROOT, blocks, commands, read
 from tests.pipeline.conftest import Project, count_jobs, list_stages
 
 NOTHING = "Nothing to be done"
-INSTALLATION = "tests/docs/test_readme.py::test_the_cpu_installation_leaves_out_what_pytorchs_cuda_build_alone_needs"
+INSTALLATION = "tests/docs/test_readme.py::test_cpu_installation_omits_only_packages_of_cuda_build"
 STUDIES = "tests/pipeline/test_several_studies.py"
-WHEEL = "tests/cli/test_init.py::test_the_wheel_runs_a_study_in_an_empty_folder"
-STORE = "tests/papers/test_stored_runs.py::test_the_command_stores_and_names_what_it_added"
-STORED_CELLS = "tests/papers/test_stored_runs.py::test_the_pages_mark_stored_cells_and_draw_their_curves"
-SLURM = "tests/cluster/test_slurm.py::test_the_words_of_the_readme_run_on_slurm"
+WHEEL = "tests/cli/test_init.py::test_wheel_runs_study_in_empty_folder"
+STORE = "tests/papers/test_stored_runs.py::test_store_command_adds_runs_and_prints_count"
+STORED_CELLS = "tests/papers/test_stored_runs.py::test_pages_mark_stored_cells_and_draw_curves"
+SLURM = "tests/cluster/test_slurm.py::test_readme_slurm_commands_run"
 
-#: Commands that the stories below do not type, with what types or checks them instead: a test, or CI.
+#: Commands that the tests below do not run, with the test or CI file that runs or checks them.
 ELSEWHERE = {
     "make test": ".ci/run",
     "make test-all": ".ci/run",
@@ -27,35 +27,35 @@ ELSEWHERE = {
     "snakemake --lint": ".ci/run",
     "pytest -q tests/report": ".ci/run",
     "pytest -q tests/algorithms -k my_avg": (
-        "tests/cli/test_new_algorithm.py::test_a_new_algorithm_passes_the_contract_and_can_be_planned"
+        "tests/cli/test_new_algorithm.py::test_new_algorithm_passes_contract_and_can_be_planned"
     ),
     "pip install pre-commit && pre-commit install": (
-        "tests/project/test_ci.py::test_a_hook_lets_the_project_pass_and_bad_code_fail"
+        "tests/project/test_ci.py::test_hooks_accept_project_and_reject_bad_code"
     ),
     "pip wheel --no-deps . && pip install fedpipe-*.whl": WHEEL,
     "fedpipe init ../study && cd ../study": WHEEL,
     "fedpipe init . --update": WHEEL,
     "fedpipe run --params studies/table.yaml --preset smoke": (
-        f"{STUDIES}::test_a_preset_of_a_study_has_its_own_table_and_shares_runs"
+        f"{STUDIES}::test_preset_has_its_own_table_and_shares_runs_with_study"
     ),
     "snakemake all --config params=studies/a preset=smoke --profile workflow/profiles/local": (
-        f"{STUDIES}::test_a_folder_of_studies_is_one_dag"
+        f"{STUDIES}::test_folder_of_studies_is_one_dag"
     ),
     "fedpipe store": STORE,
     "fedpipe store --params studies/papers/pfps_lwc/table2.yaml --preset reduced": STORE,
     'git add studies/papers && git commit -m "PFPS-LWC, Table 2, Dir(0.5)"': (
-        "tests/papers/test_stored_runs.py::test_git_merges_what_two_machines_record"
+        "tests/papers/test_stored_runs.py::test_git_merges_stored_runs_of_two_machines"
     ),
     "fedpipe plan --params studies/papers --preset full": STORED_CELLS,
     "fedpipe papers --preset full": STORED_CELLS,
     "fedpipe verify --stored --seed 1": (
-        "tests/papers/test_stored_runs.py::test_a_round_is_trained_again_without_results"
+        "tests/papers/test_stored_runs.py::test_verify_recomputes_round_of_stored_run"
     ),
     "fedpipe run --params studies/papers/pfps_lwc/readings/partition.yaml": (
-        "tests/papers/test_stored_runs.py::test_studies_of_a_folder_readings_run_only_if_it_is_selected"
+        "tests/papers/test_stored_runs.py::test_readings_run_only_if_selected"
     ),
     "fedpipe store --params studies/papers/pfps_lwc/readings/partition.yaml": STORE,
-    "python benchmarks/readings.py": "tests/docs/test_readings_page.py::test_the_tables_are_those_of_the_stored_runs",
+    "python benchmarks/readings.py": "tests/docs/test_readings_page.py::test_readings_tables_match_stored_runs",
     "snakemake --profile slurm all": SLURM,
     "FEDPIPE_PROFILE=slurm dvc repro": SLURM,
     "python3 -m venv .venv && source .venv/bin/activate": INSTALLATION,
@@ -67,13 +67,13 @@ ELSEWHERE = {
 
 EXPERIMENTS = "dvc exp show --only-changed --drop results"
 
-#: Pages all of whose commands are typed.
-DOORS = ("README.md", "CONTRIBUTING.md", "docs/install.md", "docs/studies.md")
+#: Pages whose commands are all run.
+FIRST_PAGES = ("README.md", "CONTRIBUTING.md", "docs/install.md", "docs/studies.md")
 
 
-def test_every_command_is_typed_below_or_elsewhere() -> None:
-    shown = {line for page in DOORS for line in commands(page)}
-    assert set(ELSEWHERE) <= shown, "what no page shows any more needs no exception"
+def test_commands_run_elsewhere_are_on_pages_and_their_tests_exist() -> None:
+    shown = {line for page in FIRST_PAGES for line in commands(page)}
+    assert set(ELSEWHERE) <= shown, "a command that no page shows needs no exception"
     for place in ELSEWHERE.values():
         path, _, test = place.partition("::")
         assert (ROOT / path).is_file()
@@ -82,7 +82,7 @@ def test_every_command_is_typed_below_or_elsewhere() -> None:
 
 @pytest.fixture
 def clone(project: Project) -> Project:
-    """A clone that was installed by hand, as docs/install.md says for machines without CUDA: `make` finds all there."""
+    """A clone with a manual installation, as in docs/install.md for machines without CUDA. `make` installs nothing."""
     (project.folder / ".venv/bin").mkdir(parents=True)
     project.run("bash", "-c", commands("docs/install.md")[-1].rpartition("&&")[2])
     assert "Nothing to be done for 'setup'" in project.run("make", "setup")
@@ -90,23 +90,23 @@ def clone(project: Project) -> Project:
 
 
 class Typist:
-    """Types the commands of a page, one after another; says what each printed."""
+    """Runs the commands of a page in order."""
 
     def __init__(self, project: Project, page: str) -> None:
         self.project = project
         self._left = [line for line in commands(page) if line not in ELSEWHERE]
 
     def next(self, line: str, run_command: str | None = None) -> str:
-        """The next command, which is this one; `typed` is what stands for it where it has placeholders."""
+        """Run the next command, which must be `line`. If it has placeholders, run `run_command` instead."""
         assert self._left.pop(0) == line
         return self.project.run("bash", "-c", run_command or line)
 
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         return not self._left
 
 
 @pytest.mark.slow
-def test_the_readme_from_top_to_bottom(clone: Project) -> None:
+def test_readme_commands_run_in_order(clone: Project) -> None:
     small = studies.settings(("fedavg", "feddw"), 2, federation={"batch_size": 10})
     small["algorithms"]["feddw"] = {"mu": 1.0}
     studies.write(small, clone.folder)
@@ -117,7 +117,7 @@ def test_the_readme_from_top_to_bottom(clone: Project) -> None:
     copy = "git clone -q . ../copy && cd ../copy && git log --oneline"
     assert "as shipped" in typist.next("git clone ADDRESS fedpipe && cd fedpipe", copy)
     assert "| FedDW" in typist.next("make demo")
-    typist.next("source .venv/bin/activate", ":")  # the tests' own environment is the active one
+    typist.next("source .venv/bin/activate", ":")  # the environment of the tests is already active
     first = clone.metrics()
     assert list_stages(typist.next("dvc repro"))[:2] == ["plan", "execute"]
     assert clone.metrics() == first
@@ -131,10 +131,10 @@ def test_the_readme_from_top_to_bottom(clone: Project) -> None:
     compared = typist.next("fedpipe compare")
     assert "workspace − HEAD" in compared
     assert "| algorithm.mu" in compared
-    assert "feddw" in clone.run("dvc", "metrics", "diff"), "with HEAD, as docs/dvc.md says"
+    assert "feddw" in clone.run("dvc", "metrics", "diff"), "the default is HEAD, as in docs/dvc.md"
     experiments = typist.next(EXPERIMENTS)
     assert "algorithms.feddw.mu" in experiments
-    assert "partition.alpha" not in experiments, "it did not change"
+    assert "partition.alpha" not in experiments, "alpha did not change"
 
     trace = yaml.safe_load(typist.next("fedpipe trace results/tables/results.md feddw.global-on-global"))
     assert trace
@@ -146,16 +146,18 @@ def test_the_readme_from_top_to_bottom(clone: Project) -> None:
 
     printed = typist.next("fedpipe run")
     assert printed.startswith("snakemake all --profile workflow/profiles/local --logger-fedpipe-progress\n")
-    assert NOTHING in printed, "DVC's results are found"
+    assert NOTHING in printed, "the results of DVC are reused"
     printed = typist.next("fedpipe run -S algorithms.feddw.mu=0.1,1.0")
     assert count_jobs(printed)["segment"] == 1, "mu = 1.0 was run before the edit"
     assert "feddw" in typist.next("fedpipe list algorithms")
     assert "mu" in typist.next("fedpipe describe feddw")
     assert len(typist.next("fedpipe plan --dry-run").splitlines()) == 2
     assert NOTHING in typist.next("fedpipe run --profile workflow/profiles/gpu")
-    assert typist.done()
+    assert typist.is_done()
 
-    assert {line for line in commands("docs/install.md") if line not in ELSEWHERE} == {"make demo"}, "typed above"
+    assert {line for line in commands("docs/install.md") if line not in ELSEWHERE} == {"make demo"}, (
+        "the README test runs it above"
+    )
     typist = Typist(clone, "docs/studies.md")
     assert "segment" not in count_jobs(typist.next("fedpipe run -S algorithms.feddw.mu=0.1")), (
         "README's grid has this run"
@@ -173,12 +175,12 @@ def test_the_readme_from_top_to_bottom(clone: Project) -> None:
     ):  # run by test_make_papers.py
         printed = typist.next(line, line.replace("make", "make -n"))
         assert f"snakemake papers --config preset={preset} --profile workflow/profiles/local" in printed
-    assert typist.done()
+    assert typist.is_done()
 
 
 @pytest.mark.slow
-def test_an_experiment_is_one_line_that_fits_a_terminal(project: Project) -> None:
-    """All methods of the shipped study and an edit that changes all of them."""
+def test_dvc_experiment_is_one_line_that_fits_terminal(project: Project) -> None:
+    """The experiment changes all methods of the shipped study."""
     study = yaml.safe_load((ROOT / "params.yaml").read_text())
     study["federation"]["rounds"], study["study"]["seeds"] = 1, [0]
     studies.write(study, project.folder)
@@ -199,7 +201,7 @@ def test_an_experiment_is_one_line_that_fits_a_terminal(project: Project) -> Non
 
 
 @pytest.mark.slow
-def test_contributing_from_top_to_bottom(clone: Project) -> None:
+def test_contributing_commands_run_in_order(clone: Project) -> None:
     for block in blocks("CONTRIBUTING.md"):
         if block.language == "python":
             (clone.folder / block.lines[0].removeprefix("# ")).write_text(block.text)
@@ -228,7 +230,7 @@ def test_contributing_from_top_to_bottom(clone: Project) -> None:
     assert "wine" in typist.next("fedpipe partition --preview")
     assert " passed" in typist.next("pytest -q tests/models -k two_nn")
     typist.next("make docs")
-    assert typist.done()
+    assert typist.is_done()
 
     clone.run("fedpipe", "run")
     assert set(clone.metrics()) == {"fedavg", "my_avg"}

@@ -22,43 +22,43 @@ ROW = """[...document.querySelectorAll("tr")].find(row => row.textContent.includ
 
 
 def press(browser: Any, text: str) -> None:
-    assert browser.tell(PRESS % text)
+    assert browser.evaluate(PRESS % text)
 
 
-def content(uri: str) -> bytes:
-    """What a data URI holds."""
+def decode_data_uri(uri: str) -> bytes:
+    """Decode the content of a data URI."""
     head, _, data = uri.partition(",")
     return base64.b64decode(data) if head.endswith(";base64") else unquote_to_bytes(data)
 
 
-def test_a_browser_shows_tables_and_figures_by_their_names(project: Project, tmp_path: Path) -> None:
-    """By the command of docs/architecture.md; the table is shown as a table, and partitions with what they are."""
+def test_snakemake_report_shows_tables_and_figures_by_name(project: Project, tmp_path: Path) -> None:
+    """Use the command of docs/architecture.md. The report shows partitions with their settings."""
     assert "`snakemake --report report.html`" in (project.folder / "docs/architecture.md").read_text()
     if not BROWSER:
         pytest.skip("there is no Chromium here")
     studies.write(studies.settings(("fedavg", "feddw"), 2, study={"seeds": [0, 1]}), project.folder)
     project.snakemake()
     project.run("snakemake", "--report", "report.html")
-    assert project.run("git", "status", "--porcelain", "report.html") == "", "git leaves it alone"
+    assert project.run("git", "status", "--porcelain", "report.html") == "", "git ignores the report"
     browser = Browser(tmp_path / "profile")
     try:
         problems, asked = list_problems(browser, project.folder / "report.html", 1280)
         assert [event for event in problems if event.get("method") == "Runtime.exceptionThrown"] == []
-        assert asked == [], "it needs no network"
+        assert asked == [], "the report needs no network"
         press(browser, "Results")
-        shown = browser.tell("document.body.innerText")
+        shown = browser.evaluate("document.body.innerText")
         for name in ("table of accuracies", "learning curves", "SL and CR matrices"):
             assert name in shown
-        assert browser.tell("(" + ROW % "table of accuracies" + '.querySelector("a").click(), true)')
-        uri = browser.tell('document.querySelector("iframe").src')
+        assert browser.evaluate("(" + ROW % "table of accuracies" + '.querySelector("a").click(), true)')
+        uri = browser.evaluate('document.querySelector("iframe").src')
         assert uri.startswith("data:text/html")
-        assert content(uri) == (project.folder / "results/tables/results.html").read_bytes()
+        assert decode_data_uri(uri) == (project.folder / "results/tables/results.html").read_bytes()
         browser.open(project.folder / "report.html", 1280)
         press(browser, "Partitions")
-        row = browser.tell(ROW % "dirichlet" + ".innerText")
+        row = browser.evaluate(ROW % "dirichlet" + ".innerText")
         assert {"digits", "dirichlet", "0.3", "10"} <= set(row.split())
         assert list_problems(browser, project.folder / "results/tables/results.html", 1280) == ([], [])
-        cells = browser.tell(
+        cells = browser.evaluate(
             '[...document.querySelectorAll("tr")].map(row => [...row.children].map(one => one.innerText))'
         )
         assert cells[0][:2] == ["algorithm", "Global test accuracy (global model)"]
@@ -66,7 +66,9 @@ def test_a_browser_shows_tables_and_figures_by_their_names(project: Project, tmp
         table = (project.folder / "results/tables/results.md").read_text()
         assert all(cell in table for row in cells for cell in row)
         browser.open(project.folder / "results/figures/curves.svg", 1280)
-        assert "FedDW" in browser.tell("document.documentElement.textContent"), "text is text"
+        assert "FedDW" in browser.evaluate("document.documentElement.textContent"), (
+            "the figure contains text instead of outlines"
+        )
     finally:
         browser.close()
 
@@ -86,8 +88,8 @@ class Noted(IID):
 HOSTILE = "</script><img src=x onerror='alert(1)'>"
 
 
-def test_no_name_is_markup_or_a_formula(project: Project) -> None:
-    """Titles, axes' values and parameters of one's own are in snakemake's report, DVC's page, tables and figures."""
+def test_reports_and_tables_escape_markup_and_formulas_in_names(project: Project) -> None:
+    """Titles, grid values and custom parameters are in snakemake's report, DVC's page, tables and figures."""
     (project.folder / "own.py").write_text(SCHEME)
     grid = {"data": {HOSTILE: {"dataset.subset": 300}, "=1+2": {"dataset.subset": 400}}}
     study = studies.settings(("fedavg", "feddw"), 1, study={"grid": grid})
@@ -99,7 +101,7 @@ def test_no_name_is_markup_or_a_formula(project: Project) -> None:
     results = project.folder / "results"
     pages = [project.folder / "report.html", project.folder / "plots/index.html", *results.glob("figures/*.svg")]
     pages += [results / "tables/results.html", results / "tables/results.md"]
-    assert len(pages) == 8, "of two partitions"
+    assert len(pages) == 8, "two partitions have a figure each"
     for page in pages:
         text = page.read_text(encoding="utf-8")
         assert not re.search(r"<img src=x|</script><img", text), page

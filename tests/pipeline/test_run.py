@@ -1,4 +1,4 @@
-"""`fedpipe run`: the snakemake command that it prints, and becomes."""
+"""`fedpipe run` prints a snakemake command and executes it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Interrupted(FedAvg):
 
 
 def run_command(project: Project, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """How a command ends, with standard output and error apart."""
+    """Run a command, with separate standard output and error."""
     return subprocess.run(
         command,
         cwd=project.folder,
@@ -64,7 +64,7 @@ def run_command(project: Project, *command: str, **environment: str) -> subproce
 
 
 def write(project: Project, place: str, **sections: Any) -> None:
-    """A study of one round."""
+    """Write a study of one round."""
     path = project.folder / place
     folder = path.parent / path.stem
     folder.mkdir()
@@ -77,7 +77,7 @@ def list_segments(project: Project) -> list[Path]:
     return sorted((project.folder / "results/runs").glob("*/*/segments/*.json"))
 
 
-def test_what_is_printed_does_the_same_when_it_is_typed(project: Project) -> None:
+def test_fedpipe_run_prints_equivalent_snakemake_command(project: Project) -> None:
     write(project, ODD)
     dry = run_command(project, "fedpipe", "run", "--params", ODD, "-n", "-j", "2", "--quiet", "host")
     assert dry.returncode == 0, dry.stderr
@@ -90,8 +90,8 @@ def test_what_is_printed_does_the_same_when_it_is_typed(project: Project) -> Non
 
 
 @pytest.mark.slow
-def test_it_ends_with_what_to_type_next_also_if_the_environment_is_not_activated(project: Project) -> None:
-    """By a complete run. A dry run, a single target and a run with nothing to do don't say so."""
+def test_fedpipe_run_suggests_show_command_after_complete_run(project: Project) -> None:
+    """The environment is not active. A dry run, a single target and a run with nothing to do suggest no command."""
     write(project, ODD)
     bare = os.pathsep.join(part for part in ENVIRONMENT["PATH"].split(os.pathsep) if part != str(BIN))
     done = run_command(project, str(BIN / "fedpipe"), "run", "--params", ODD, "-j", "1", "-v", PATH=bare)
@@ -129,7 +129,7 @@ def run_in_terminal(project: Project, *command: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_each_job_is_one_line_and_the_last_line_of_a_failure_is_its_error(project: Project) -> None:
+def test_fedpipe_run_prints_one_line_per_job_and_error_in_last_line(project: Project) -> None:
     (project.folder / "own.py").write_text(RAISES)
     write(
         project,
@@ -182,7 +182,7 @@ def test_each_job_is_one_line_and_the_last_line_of_a_failure_is_its_error(projec
 
 
 @pytest.mark.slow
-def test_its_status_is_snakemakes(project: Project) -> None:
+def test_fedpipe_run_exits_with_status_of_snakemake(project: Project) -> None:
     assert run_command(project, "fedpipe", "run", "--no-such-option").returncode == 2
     done = run_command(project, "fedpipe", "run", "--version")
     assert (done.returncode, done.stdout) == (0, f"{snakemake.__version__}\n")
@@ -191,8 +191,8 @@ def test_its_status_is_snakemakes(project: Project) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_a_study_and_the_same_command_goes_on(project: Project) -> None:
-    """The algorithm itself types it as its second round ends: what a terminal sends to all processes of a command."""
+def test_ctrl_c_stops_fedpipe_run_and_same_command_resumes(project: Project) -> None:
+    """The algorithm sends SIGINT to all processes of the command after its second round, like a terminal."""
     (project.folder / "own.py").write_text(INTERRUPTS)
     study = studies.settings(algorithms={"fedavg": {"algorithm": "own.Interrupted"}}, rounds=3)
     studies.write(study, project.folder)
@@ -246,7 +246,9 @@ def test_ctrl_c_stops_a_study_and_the_same_command_goes_on(project: Project) -> 
         ),
     ],
 )
-def test_what_it_stands_for(project: Project, arguments: tuple[str, ...], printed: str) -> None:
+def test_fedpipe_run_converts_options_to_snakemake_command(
+    project: Project, arguments: tuple[str, ...], printed: str
+) -> None:
     done = run_command(project, "fedpipe", "run", *arguments, "--version")
     assert (done.returncode, done.stdout) == (0, f"{snakemake.__version__}\n"), done.stderr
     assert done.stderr == f"snakemake {printed} --version\n"
@@ -272,7 +274,9 @@ def test_what_it_stands_for(project: Project, arguments: tuple[str, ...], printe
         ),
     ],
 )
-def test_a_mistake_is_one_message_and_runs_nothing(project: Project, arguments: tuple[str, ...], pattern: str) -> None:
+def test_fedpipe_run_rejects_invalid_options_and_runs_nothing(
+    project: Project, arguments: tuple[str, ...], pattern: str
+) -> None:
     (project.folder / "mine.yaml").write_text("{}\n")
     done = run_command(project, "fedpipe", "run", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
@@ -280,14 +284,14 @@ def test_a_mistake_is_one_message_and_runs_nothing(project: Project, arguments: 
     assert not (project.folder / ".snakemake").exists()
 
 
-def test_a_folder_without_a_snakefile_is_not_a_project(project: Project) -> None:
+def test_fedpipe_run_without_snakefile_suggests_fedpipe_init(project: Project) -> None:
     (project.folder / "Snakefile").unlink()
     done = run_command(project, "fedpipe", "run")
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch("fedpipe: Snakefile: .*`fedpipe init NEW`.\n", done.stderr)
 
 
-def test_without_snakemake_the_error_is_one_message(project: Project, tmp_path: Path) -> None:
+def test_fedpipe_run_without_snakemake_prints_one_error(project: Project, tmp_path: Path) -> None:
     python = tmp_path / "bin/python"
     python.parent.mkdir()
     python.symlink_to(Path(sys.executable).resolve())

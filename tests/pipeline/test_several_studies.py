@@ -22,9 +22,9 @@ OTHER = ("--config", "params=studies/other.yaml")
 
 
 @pytest.mark.slow
-def test_another_study_shares_runs_and_leaves_the_main_one_as_it_is(project: Project) -> None:
-    def report() -> dict[Path, str]:
-        """The main study's plan, tables, figures and keys."""
+def test_second_study_shares_runs_and_does_not_change_main_study(project: Project) -> None:
+    def hash_report() -> dict[Path, str]:
+        """Hash the main study's plan, tables, figures and keys."""
         found = [path for path in (project.folder / "results").rglob("*") if path.is_file()]
         shared = {"runs", "studies", "logs", ".provenance"}
         own = [path for path in found if not shared & set(path.relative_to(project.folder / "results").parts)]
@@ -33,14 +33,14 @@ def test_another_study_shares_runs_and_leaves_the_main_one_as_it_is(project: Pro
     studies.write(studies.settings(rounds=2), project.folder)
     project.snakemake()
     project.commit()
-    main, bits = report(), project.hash_results()
+    main, bits = hash_report(), project.hash_results()
 
     studies.write(studies.settings(("fedavg", "fedprox"), 2, report={"round": "best"}), project.folder)
     (project.folder / "params.yaml").rename(project.folder / "studies/other.yaml")
     project.run("git", "checkout", "-q", "params.yaml")
     ran = count_jobs(project.snakemake("all", *OTHER))
     assert ran == {"segment": 1, "table": 1, "curves": 1, "matrices": 1, "partition_figure": 1, "all": 1}
-    assert report() == main
+    assert hash_report() == main
     assert bits.items() <= project.hash_results().items()
     place = project.folder / "results/studies/other"
     assert "| FedProx" in (place / "tables/results.md").read_text()
@@ -57,7 +57,7 @@ def test_another_study_shares_runs_and_leaves_the_main_one_as_it_is(project: Pro
 
 
 @pytest.mark.slow
-def test_an_option_runs_a_copy_of_the_study_and_shares_its_runs(project: Project) -> None:
+def test_derived_study_shares_runs_and_does_not_change_base_study(project: Project) -> None:
     studies.write(studies.settings(("fedavg", "feddw"), 2), project.folder)
     params = (project.folder / "params.yaml").read_text()
     project.run("fedpipe", "run")
@@ -76,7 +76,7 @@ def test_an_option_runs_a_copy_of_the_study_and_shares_its_runs(project: Project
 
 
 @pytest.mark.slow
-def test_a_preset_of_a_study_has_its_own_table_and_shares_runs(project: Project) -> None:
+def test_preset_has_its_own_table_and_shares_runs_with_study(project: Project) -> None:
     params = studies.settings(("fedavg", "fedprox"), 2, study={"seeds": [0, 1]})
     presets = {"smoke": {"study.seeds": [0], "study.algorithms": ["fedavg"]}, "short": {"federation.rounds": 1}}
     studies.write(params | {"presets": presets}, project.folder)
@@ -92,7 +92,7 @@ def test_a_preset_of_a_study_has_its_own_table_and_shares_runs(project: Project)
     assert "other@smoke: " in project.run("fedpipe", "verify", *smoke)
     assert len(project.run("fedpipe", "plan", "--dry-run", *smoke).splitlines()) == 1
     assert NOTHING in project.snakemake("-n", "all", *OTHER, "preset=smoke")
-    assert count_jobs(project.snakemake("-n", "all", *OTHER))["segment"] == 4 - 1, "what the preset has run is found"
+    assert count_jobs(project.snakemake("-n", "all", *OTHER))["segment"] == 4 - 1, "the run of the preset is reused"
     message = project.run("fedpipe", "show", "--params", "studies/other.yaml", "--preset", "short", check=False)
     assert "Type `fedpipe run --params studies/other.yaml --preset short` first" in message
     for command in (("fedpipe", "plan", "--preset", "smok", *smoke[:2]), ("snakemake", "-n", *OTHER, "preset=smok")):
@@ -102,9 +102,9 @@ def test_a_preset_of_a_study_has_its_own_table_and_shares_runs(project: Project)
 
 
 @pytest.mark.slow
-def test_a_study_that_ends_leaves_the_lock_of_another(project: Project) -> None:
+def test_finished_study_keeps_lock_of_running_study(project: Project) -> None:
     studies.write(studies.settings(rounds=1), project.folder)
-    project.snakemake("runs")  # what both share, which neither may lock
+    project.snakemake("runs")  # both studies use these files, so neither may lock them
     studies.write(studies.settings(rounds=2), project.folder)
     (project.folder / "params.yaml").rename(project.folder / "studies/other.yaml")
     studies.write(studies.settings(("scaffold",), 400), project.folder)
@@ -118,7 +118,7 @@ def test_a_study_that_ends_leaves_the_lock_of_another(project: Project) -> None:
         finally:
             os.killpg(running.pid, signal.SIGKILL)
     assert "--unlock" in project.snakemake("runs", check=False)
-    project.snakemake("runs", "--unloc")  # which Snakemake understands as well
+    project.snakemake("runs", "--unloc")  # an abbreviation that Snakemake accepts
     assert not list((project.folder / ".snakemake/locks").glob("*.lock"))
 
 
@@ -140,7 +140,7 @@ class Held(FedAvg):
 
 
 @pytest.mark.slow
-def test_a_table_of_a_plan_that_was_made_meanwhile_is_not_taken_for_the_first_ones(project: Project) -> None:
+def test_running_snakemake_writes_no_table_after_plan_changes(project: Project) -> None:
     (project.folder / "own.py").write_text(HELD)
     studies.write(studies.settings(("held",), 1, algorithms={"held": {"algorithm": "own.Held"}}), project.folder)
     first, table = (project.folder / "params.yaml").read_text(), project.folder / "results/tables/results.md"
@@ -169,30 +169,30 @@ SHORT = ("--config", "params=studies/deep/short.yaml")
 
 
 @pytest.mark.slow
-def test_studies_of_other_lengths_share_rounds_never_results(project: Project) -> None:
+def test_studies_with_different_rounds_share_rounds_but_no_results(project: Project) -> None:
     (project.folder / "studies/deep").mkdir()
     studies.write(studies.settings(("fedavg", "scaffold"), 2, artifacts={"keep_models": "last"}), project.folder)
     (project.folder / "params.yaml").rename(project.folder / "studies/deep/short.yaml")
     studies.write(studies.settings(("fedavg", "scaffold"), 4), project.folder)
     project.snakemake()
-    long, states = numbers(project, "results"), set(project.folder.glob("results/runs/*/*/rounds/*/*.pt"))
+    long, states = read_results(project, "results"), set(project.folder.glob("results/runs/*/*/rounds/*/*.pt"))
     ran = count_jobs(project.snakemake("all", *SHORT))
     assert (ran["segment"], ran["table"]) == (2, 1)
     (log,) = (project.folder / "results/logs/segment").glob("fedavg-*-0002.log")
-    assert "2 of 2 rounds are complete" in log.read_text(), "they are those of the longer study"
-    assert numbers(project, "results") == long
-    assert set(project.folder.glob("results/runs/*/*/rounds/*/*.pt")) == states, "the longer study keeps them"
-    short, bits = numbers(project, "results/studies/deep/short"), project.hash_results()
-    assert accuracies(project, "results/studies/deep/short", 2) == accuracies(project, "results", 2)
-    assert accuracies(project, "results", 4) != accuracies(project, "results", 2)
+    assert "2 of 2 rounds are complete" in log.read_text(), "the rounds of the longer study are reused"
+    assert read_results(project, "results") == long
+    assert set(project.folder.glob("results/runs/*/*/rounds/*/*.pt")) == states, "the longer study needs all states"
+    short, bits = read_results(project, "results/studies/deep/short"), project.hash_results()
+    assert read_accuracies(project, "results/studies/deep/short", 2) == read_accuracies(project, "results", 2)
+    assert read_accuracies(project, "results", 4) != read_accuracies(project, "results", 2)
 
-    # at once; what both read is there
+    # run both studies at the same time, with existing data and partitions
     project.run("rm", "-r", "results/runs", "results/tables", "results/metrics.json", "results/studies")
     commands = [["snakemake", "all", *options, *LOCAL] for options in ((), SHORT)]
     working = [subprocess.Popen(command, cwd=project.folder, env=ENVIRONMENT) for command in commands]
     assert [segment.wait() for segment in working] == [0, 0]
-    assert numbers(project, "results") == long
-    assert numbers(project, "results/studies/deep/short") == short
+    assert read_results(project, "results") == long
+    assert read_results(project, "results/studies/deep/short") == short
     assert project.hash_results() == bits
     for rounds, params in ((4, "params.yaml"), (2, "studies/deep/short.yaml")):
         assert f"({rounds} rounds)" in project.run("fedpipe", "show", "--params", params)
@@ -202,20 +202,20 @@ def test_studies_of_other_lengths_share_rounds_never_results(project: Project) -
     assert NOTHING in project.snakemake("-n", "all", *SHORT)
 
 
-def numbers(project: Project, place: str) -> dict[str, bytes]:
-    """What a study tells, but for seconds."""
+def read_results(project: Project, place: str) -> dict[str, bytes]:
+    """Read the results of a study, except times."""
     names = ("tables/results.csv", "metrics.json", *(f"plots/{name}.csv" for name in ("curves", "clients", "matrices")))
     return {name: (project.folder / place / name).read_bytes() for name in names}
 
 
-def accuracies(project: Project, place: str, round_number: int) -> list[str]:
-    """A round's lines of a study's curves."""
+def read_accuracies(project: Project, place: str, round_number: int) -> list[str]:
+    """Read the mean accuracies of a round from a study's curves."""
     rows = csv.DictReader((project.folder / place / "plots/curves.csv").open())
     return [row["mean"] for row in rows if row["round"] == str(round_number)]
 
 
 @pytest.mark.slow
-def test_a_study_that_has_no_place_of_its_own_is_one_sentence(project: Project) -> None:
+def test_study_path_inside_results_of_other_study_prints_one_error(project: Project) -> None:
     (project.folder / "studies/a").mkdir()
     (project.folder / "params.yaml").rename(project.folder / "studies/a/tables.yaml")
     for command in (["fedpipe", "plan", "--params", "studies/a/tables.yaml"], ["snakemake", "-n", "all", "--config"]):
@@ -227,8 +227,8 @@ def test_a_study_that_has_no_place_of_its_own_is_one_sentence(project: Project) 
     assert not (project.folder / "results/studies").exists()
 
 
-def test_a_folder_of_studies_is_one_dag(project: Project) -> None:
-    """A run that two need is made once, in both lengths; what wants a download is left out with its table."""
+def test_folder_of_studies_is_one_dag(project: Project) -> None:
+    """A shared run is computed once, for both numbers of rounds. A study that needs a download is left out."""
     (project.folder / "studies/a").mkdir()
     for name, labels, rounds, dataset in (
         ("long", ("fedavg",), 2, "digits"),
@@ -254,7 +254,7 @@ def test_a_folder_of_studies_is_one_dag(project: Project) -> None:
 
 
 @pytest.mark.slow
-def test_a_mistake_in_another_study_is_one_sentence(project: Project) -> None:
+def test_invalid_or_missing_study_file_prints_one_error(project: Project) -> None:
     (project.folder / "studies/other.yaml").write_text("federation: {rounds: 0}\n")
     printed = project.snakemake("all", *OTHER, check=False)
     assert printed.count("fedpipe: federation.rounds: 0 ") == 1
@@ -276,7 +276,7 @@ class Faulty(FedAvg):
 
 
 @pytest.mark.slow
-def test_what_a_failed_job_said_is_told(project: Project) -> None:
+def test_status_and_show_print_error_of_failed_job(project: Project) -> None:
     params = studies.settings(rounds=1) | {"algorithms": {"fedavg": {}, "faulty": {"algorithm": "own.Faulty"}}}
     studies.write(params | {"study": {"algorithms": ["fedavg", "faulty"]}}, project.folder)
     (project.folder / "own.py").write_text(FAULTY)
@@ -284,7 +284,7 @@ def test_what_a_failed_job_said_is_told(project: Project) -> None:
     project.snakemake("runs", "--quiet", "rules", "host", check=False)
     output = project.run("fedpipe", "status")
     assert "RuntimeError: a fault of the test" in output
-    assert "2 runs (1 done, 1 failed)" in output, "a run that does not depend on it goes on"
+    assert "2 runs (1 done, 1 failed)" in output, "an independent run continues"
 
     def list_written_files() -> list[Path]:
         return sorted(path for path in project.folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
@@ -303,12 +303,12 @@ def test_what_a_failed_job_said_is_told(project: Project) -> None:
     assert "`fedpipe run`" in last_line
     assert list_written_files() == before
 
-    # the same as without the algorithm that failed
+    # a study without the failed algorithm shows the same row
     project.edit(study={"algorithms": ["fedavg"]})
     project.snakemake(TABLE)
     assert row in project.run("fedpipe", "show").splitlines()
 
-    # an earlier table is not shown for a study that it is not of
+    # show does not print the table of an earlier plan
     project.edit(study={"algorithms": ["fedavg", "faulty"]})
     project.snakemake("all", check=False)
     shown = project.run("fedpipe", "show", check=False)
@@ -317,7 +317,7 @@ def test_what_a_failed_job_said_is_told(project: Project) -> None:
 
 
 @pytest.mark.slow
-def test_what_was_deleted_is_made_again(project: Project) -> None:
+def test_snakemake_rebuilds_deleted_files(project: Project) -> None:
     studies.write(studies.settings(("fedavg", "scaffold"), 2), project.folder)
     project.snakemake()
     once = project.hash_results()
@@ -330,7 +330,7 @@ def test_what_was_deleted_is_made_again(project: Project) -> None:
     project.run("bash", "-c", "rm -r results/keys results/plots/curves.csv results/tables results/partitions/*/het*")
     ran = count_jobs(project.snakemake())
     assert (ran["partition"], ran["table"]) == (1, 1)
-    assert studies.read_round_times(run) == trained, "what is missing is collected; nothing is trained"
+    assert studies.read_round_times(run) == trained, "missing tables are collected without training"
     project.run("rm", "-r", "results/data", "results/partitions", "results/figures")
     ran = count_jobs(project.snakemake())
     assert (ran["download"], ran["partition"]) == (1, 1)

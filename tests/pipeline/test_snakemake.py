@@ -1,4 +1,4 @@
-"""The DAG by the commands that users type."""
+"""The DAG, run with the commands that users type."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.pipeline.conftest import ENVIRONMENT, LOCAL, TABLE, Project, count_jo
 NOTHING = "Nothing to be done"
 
 
-def test_a_study_from_digits_to_table_and_figures(project: Project) -> None:
+def test_snakemake_runs_study_from_digits_to_table_and_figures(project: Project) -> None:
     labels = ("fedavg", "feddw", "pfps_lwc")
     studies.write(studies.settings(labels, 3, study={"seeds": [0, 1]}), project.folder)
     printed = project.snakemake("all", "--verbose")
@@ -35,12 +35,12 @@ def test_a_study_from_digits_to_table_and_figures(project: Project) -> None:
         "all": 1,
     }
     choices = printed.count("Resources before job selection")
-    assert 0 < choices <= 2 * ran.total(), "Snakemake looks for jobs where one has ended, not all the time"
+    assert 0 < choices <= 2 * ran.total(), "Snakemake selects jobs only after a job has ended"
     table = (project.folder / "results/tables/results.md").read_text()
     rows = {line.split("|")[1].strip(): line for line in table.splitlines() if line.startswith("| ")}
     assert {"FedAvg", "FedDW", "PFPS-LWC"} <= set(rows)
     assert "–" in rows["PFPS-LWC"], "a method without a global model shows a dash"
-    assert set(project.metrics()) == set(labels) - {"pfps_lwc"}, "it has no number by the first protocol"
+    assert set(project.metrics()) == set(labels) - {"pfps_lwc"}, "PFPS-LWC has no accuracy for the first protocol"
     assert "<td>FedDW" in (project.folder / "results/tables/results.html").read_text()
     figures = {path.name for path in (project.folder / "results/figures").iterdir()}
     assert {"partition-dirichlet-0.3-seed0.svg", "partition-dirichlet-0.3-seed1.pdf"} <= figures
@@ -54,14 +54,14 @@ def test_a_study_from_digits_to_table_and_figures(project: Project) -> None:
         assert "round 3 of 3" in path.read_text()
 
 
-def test_slurm_profile_plans_in_a_fresh_clone(project: Project) -> None:
+def test_slurm_profile_plans_in_fresh_clone(project: Project) -> None:
     planned = project.run("snakemake", "--profile", "slurm", "-n", "all")
     assert f"segment                {3 * len(studies.SHIPPED)}" in planned
     assert not (project.folder / "results/runs/fedavg").joinpath("rounds").exists()
 
 
 @pytest.mark.slow
-def test_more_rounds_compute_only_the_new_ones(project: Project) -> None:
+def test_more_rounds_train_only_new_rounds(project: Project) -> None:
     studies.write(studies.settings(rounds=2), project.folder)
     project.snakemake("runs")
     project.edit(federation={"rounds": 4})
@@ -73,7 +73,7 @@ def test_more_rounds_compute_only_the_new_ones(project: Project) -> None:
 
 
 @pytest.mark.slow
-def test_single_rounds_find_what_segments_left_and_leave_their_bits(project: Project) -> None:
+def test_single_round_jobs_reuse_segments_and_have_equal_bits(project: Project) -> None:
     labels, rounds = studies.SHIPPED, 2
     studies.write(studies.settings(labels, rounds), project.folder)
     project.snakemake("runs")
@@ -91,7 +91,7 @@ def test_single_rounds_find_what_segments_left_and_leave_their_bits(project: Pro
 
 
 def wait_for_round(project: Project, round_number: int, running: subprocess.Popen[bytes]) -> None:
-    """Return when some run has completed a round, while the process still runs."""
+    """Wait until a run has completed a round, while the process still runs."""
 
     def is_complete() -> bool:
         runs = project.folder.glob("results/runs/*/*")
@@ -101,7 +101,7 @@ def wait_for_round(project: Project, round_number: int, running: subprocess.Pope
 
 
 @pytest.mark.slow
-def test_snakemake_killed_says_what_to_type_and_then_goes_on(project: Project) -> None:
+def test_killed_snakemake_suggests_unlock_and_resumes(project: Project) -> None:
     params = studies.settings(("fedala", "scaffold"), 12, federation={"local_epochs": 8})
     studies.write(params, project.folder)
     project.snakemake("runs")
@@ -111,7 +111,7 @@ def test_snakemake_killed_says_what_to_type_and_then_goes_on(project: Project) -
     command = ["snakemake", "runs", *LOCAL]
     with subprocess.Popen(command, cwd=project.folder, env=ENVIRONMENT, process_group=0) as killed:
         wait_for_round(project, 3, killed)
-        killed.kill()  # snakemake alone: what its jobs were forked from ends with it, and so do they
+        killed.kill()  # only snakemake: the server and its jobs end with it
     output = project.snakemake("runs", check=False)
     assert "--unlock" in output
     project.snakemake("runs", "--unlock")
@@ -121,7 +121,7 @@ def test_snakemake_killed_says_what_to_type_and_then_goes_on(project: Project) -
 
 
 @pytest.mark.slow
-def test_segment_killed_under_snakemake_resumes(project: Project) -> None:
+def test_killed_segment_of_snakemake_resumes(project: Project) -> None:
     rounds = 24  # seconds of work are left when round 4 is seen
     studies.write(studies.settings(("fedala",), rounds, federation={"local_epochs": 8}), project.folder)
     project.snakemake("runs")
@@ -163,7 +163,7 @@ COMMANDS = (["snakemake", "all", *LOCAL], ["dvc", "repro"], ["snakemake", "-n", 
         *(pytest.param(*mistake, COMMANDS, marks=pytest.mark.slow) for mistake in MISTAKES),
     ],
 )
-def test_a_mistake_is_one_sentence_from_every_command(
+def test_every_command_prints_one_error_for_invalid_settings(
     project: Project, mistake: dict, sentence: str, commands: Sequence[list[str]]
 ) -> None:
     studies.write(studies.settings(rounds=2), project.folder)
@@ -177,8 +177,8 @@ def test_a_mistake_is_one_sentence_from_every_command(
 
 
 @pytest.mark.slow
-def test_an_algorithm_of_ones_own_is_one_file(project: Project) -> None:
-    """The README's example, letter by letter."""
+def test_readme_custom_algorithm_runs_from_one_file(project: Project) -> None:
+    """Use the example of the README without changes."""
     readme = (project.folder / "README.md").read_text()
     section = readme[readme.index("## A custom algorithm") :]
     code = section.partition("```python\n")[2].partition("```")[0]
@@ -195,11 +195,11 @@ def test_an_algorithm_of_ones_own_is_one_file(project: Project) -> None:
     (run,) = (project.folder / "results/runs/prox").iterdir()
     assert "own.Prox" in (run / "run.yaml").read_text()
     (project.folder / "own.py").write_text(code.replace("self.mu / 2", "self.mu * 2"))
-    assert count_jobs(project.snakemake("-n", "all"))["segment"] == 1, "an edit of the file is noticed"
+    assert count_jobs(project.snakemake("-n", "all"))["segment"] == 1, "an edit of the file reruns the algorithm"
 
 
 @pytest.mark.slow
-def test_a_grid_has_a_level_of_its_own(project: Project) -> None:
+def test_metrics_have_one_level_for_grid_points(project: Project) -> None:
     params = studies.settings(("fedavg", "fedprox"), 3)
     params["study"]["grid"] = {"partition.alpha": [0.1, 10.0], "algorithms.fedprox.mu": [0.1, 1.0]}
     studies.write(params, project.folder)
@@ -213,15 +213,13 @@ def test_a_grid_has_a_level_of_its_own(project: Project) -> None:
 
 
 @pytest.mark.slow
-def test_points_that_make_no_difference_are_rows_of_one_run(project: Project) -> None:
-    """With the official split, nothing depends on the share of a pooled one."""
+def test_grid_points_without_effect_are_rows_of_one_run(project: Project) -> None:
+    """With the official split, no run depends on the test fraction of the pooled split."""
     studies.write(studies.settings(rounds=1), project.folder)
     project.snakemake("results/metrics.json")
     (alone,) = project.metrics().values()
     project.edit(study={"grid": {"dataset.test_fraction": [0.2, 0.3]}})
-    assert count_jobs(project.snakemake("results/metrics.json")) == {"table": 1}, (
-        "no file that it is made of has changed"
-    )
+    assert count_jobs(project.snakemake("results/metrics.json")) == {"table": 1}, "no input file of the run has changed"
     assert project.metrics() == {"fedavg": {"test_fraction=0.2": alone, "test_fraction=0.3": alone}}
     rows = [line for line in project.run("fedpipe", "show").splitlines() if line.startswith("| FedAvg")]
     assert [row.split("|")[2].strip() for row in rows] == ["0.2", "0.3"]
@@ -229,8 +227,8 @@ def test_points_that_make_no_difference_are_rows_of_one_run(project: Project) ->
 
 
 @pytest.mark.slow
-def test_numbers_of_rounds_are_rows_of_one_run(project: Project) -> None:
-    """The shorter one is what the longer one was then, whether a job is a run, a segment or a block of clients."""
+def test_grid_over_rounds_is_rows_of_one_run(project: Project) -> None:
+    """The short setting equals the first rounds of the long setting for runs, segments and client blocks as jobs."""
     jobs_by_execution: list[tuple[dict[str, Any], dict[str, int]]] = [
         ({"rounds_per_job": 1, "clients_per_job": 3}, {"train": 8, "collect": 2}),
         ({"rounds_per_job": 3, "clients_per_job": None}, {"segment": 3, "collect": 2}),
@@ -255,7 +253,7 @@ def test_numbers_of_rounds_are_rows_of_one_run(project: Project) -> None:
         assert {name: shown[f"length={name}"] for name in last} == last
         (run,) = (project.folder / "results/runs/fedavg").iterdir()
         kept = sorted(path.parent.name for path in run.glob("rounds/*/server.pt"))
-        assert kept == ["0000", "0001", "0002", "0003", "0004"], "what either number of rounds ends with"
+        assert kept == ["0000", "0001", "0002", "0003", "0004"], "the last states of both settings are kept"
         assert NOTHING in project.snakemake(TABLE)
         bits = bits or project.hash_results()
         assert project.hash_results() == bits
@@ -266,7 +264,7 @@ def test_numbers_of_rounds_are_rows_of_one_run(project: Project) -> None:
 
 
 @pytest.mark.slow
-def test_executor_and_kept_models_reach_the_jobs(project: Project) -> None:
+def test_execution_and_keep_models_settings_reach_jobs(project: Project) -> None:
     sections = {"execution": {"stack": 4}, "artifacts": {"keep_models": "last"}}
     studies.write(studies.settings(("scaffold",), 3, **sections), project.folder)
     project.snakemake("runs")
@@ -275,10 +273,10 @@ def test_executor_and_kept_models_reach_the_jobs(project: Project) -> None:
     assert made_by["executor"] == "stack of 4"
     assert sorted(path.parent.name for path in run.glob("rounds/*/server.pt")) == ["0000", "0002", "0003"]
     project.edit(execution={"stack": 2})
-    assert NOTHING in project.snakemake("runs"), "another executor runs nothing again"
+    assert NOTHING in project.snakemake("runs"), "another executor reruns nothing"
 
 
-def test_parsing_imports_no_torch(project: Project) -> None:
+def test_parsing_snakefile_imports_no_torch(project: Project) -> None:
     project.run("fedpipe", "plan")
     poison = project.folder / "poison"
     poison.mkdir()

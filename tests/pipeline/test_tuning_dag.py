@@ -1,4 +1,4 @@
-"""The search of `tune` by the commands that users type: killed, resumed, edited, and versioned."""
+"""Hyperparameter search in the DAG: complete, edited, killed and resumed, and recorded with DVC."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def read_rungs(project: Project) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_a_search_from_draws_to_the_table(project: Project) -> None:
+def test_search_runs_from_draws_to_table(project: Project) -> None:
     write_study(project)
     bound = project.run("fedpipe", "plan", "--dry-run")
     assert "at most 8 runs with 12 rounds for the draws. Runs of the winners: 2" in bound
@@ -59,7 +59,7 @@ def test_a_search_from_draws_to_the_table(project: Project) -> None:
 
     project.edit(tune={"draws": 6})
     segments = count_jobs(project.snakemake("runs"))["segment"]
-    assert 4 <= segments <= 4 + 2 * 2 + 2, "two new draws of each method, and what follows from them"
+    assert 4 <= segments <= 4 + 2 * 2 + 2, "two new draws of each method, and their effect on later rungs"
     project.edit(tune={"rungs": [1, 3]})
     segments = count_jobs(project.snakemake("runs"))["segment"]
     assert 4 <= segments <= 4 + 2, "the two best of each method for one more round, and maybe another winner"
@@ -83,9 +83,7 @@ def test_a_search_from_draws_to_the_table(project: Project) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["sobol", "tpe"])
 @pytest.mark.parametrize("execution", [{}, {"rounds_per_job": 1, "clients_per_job": 3}], ids=["runs", "rounds"])
-def test_a_search_that_is_killed_continues_with_the_same_winners(
-    project: Project, execution: dict[str, Any], sampler: str
-) -> None:
+def test_killed_search_resumes_with_same_winners(project: Project, execution: dict[str, Any], sampler: str) -> None:
     """With TPE, 3 draws of each method enter the first rung. One of them continues, and a new one is added."""
     tune = TUNE | {"sampler": sampler}
     write_study(project, tune=tune)
@@ -109,7 +107,7 @@ def test_a_search_that_is_killed_continues_with_the_same_winners(
 
 
 @pytest.mark.slow
-def test_dvc_versions_a_search(project: Project) -> None:
+def test_dvc_records_and_restores_search(project: Project) -> None:
     """First with draws of the Sobol sequence, and then with TPE, whose first draws are the same."""
     write_study(project)
     project.edit(study={"algorithms": ["fedavg"]}, tune={"over": {"federation.learning_rate": {"log": [0.01, 1]}}})
@@ -126,7 +124,7 @@ def test_dvc_versions_a_search(project: Project) -> None:
         (result,) = read_rungs(project)[0]["searches"]
         assert [new["draw"] for new in result["new_draws"]] == [*range(first_batch, draws)]
         after = project.hash_results()
-        assert before.items() < after.items(), "an edit only adds"
+        assert before.items() < after.items(), "an edit only adds files"
         before = after
     project.run("git", "stash")
     project.run("dvc", "checkout")

@@ -1,4 +1,4 @@
-"""docs/tutorial.md from top to bottom, on digits: the file of the study, its commands, the method of one's own."""
+"""docs/tutorial.md in order, on digits: the study file, its commands, and the custom method."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.pipeline.conftest import Project, count_jobs
 pytestmark = pytest.mark.slow
 
 
-def test_the_tutorial_from_top_to_bottom(project: Project) -> None:
+def test_tutorial_page_runs_in_order(project: Project) -> None:
     page = (project.folder / "docs/tutorial.md").read_text()
     study, more = (yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", page, flags=re.S))
     code, addition = re.findall(r"```python\n(.*?)```", page, flags=re.S)
@@ -22,9 +22,11 @@ def test_the_tutorial_from_top_to_bottom(project: Project) -> None:
 
     path.write_text(yaml.safe_dump(study))
     planned = project.run(*commands[0].split()).splitlines()
-    assert [line.split()[0] for line in planned] == ["fedavg", "fedavg", "fedper", "fedper"], "of the real study"
+    assert [line.split()[0] for line in planned] == ["fedavg", "fedavg", "fedper", "fedper"], (
+        "the plan of the study on the page"
+    )
 
-    small = study | {"dataset": {"name": "digits"}, "model": {"name": "mlp"}}  # the rest as it stands there
+    small = study | {"dataset": {"name": "digits"}, "model": {"name": "mlp"}}  # other settings as on the page
     small["transforms"] = {}
     small["federation"] = study["federation"] | {"rounds": 4}
     path.write_text(yaml.safe_dump(small))
@@ -46,5 +48,5 @@ def test_the_tutorial_from_top_to_bottom(project: Project) -> None:
     assert (first, second) == (4, 2), "only the new method trains"
     table = output["fedpipe show --params studies/fashion.yaml"][1]
     rows = {row.split("|")[1].strip(): row.split("|")[2:4] for row in table.splitlines() if row.startswith("|")}
-    assert rows["my_ditto"][1] == rows["FedAvg"][1], "its global model is FedAvg's"
+    assert rows["my_ditto"][1] == rows["FedAvg"][1], "Ditto has the global model of FedAvg"
     assert rows["FedPer"][1].strip() == "–"

@@ -13,7 +13,7 @@ from tests.pipeline.conftest import Project
 pytestmark = pytest.mark.slow
 
 
-def test_an_experiment_goes_from_one_clone_to_another(project: Project, tmp_path: Path) -> None:
+def test_experiment_transfers_from_one_clone_to_another(project: Project, tmp_path: Path) -> None:
     sent, fetched = [block for block in blocks("docs/dvc.md") if block.section == "Fetch a colleague's experiment"]
     small = studies.settings(("fedavg", "feddw"), 2, federation={"batch_size": 10})
     small["algorithms"]["feddw"] = {"mu": 1.0}

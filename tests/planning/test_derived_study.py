@@ -1,4 +1,4 @@
-"""`-S KEY=VALUE` of plan, run, show and status: a study in a file that is named after the changed keys."""
+"""`-S KEY=VALUE` of plan, run, show and status: a derived study in a file whose name contains the changed keys."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def run_fedpipe(*arguments: str) -> Result:
         (["study.algorithms=feddw"], "params-study.algorithms=feddw", {"study": {"algorithms": ["feddw"]}}),
     ],
 )
-def test_a_derived_study_is_the_base_with_the_new_values(
+def test_derived_study_is_base_study_with_new_values(
     options: list[str], name: str, changes: dict[str, dict[str, Any]]
 ) -> None:
     study = derive(*options)
@@ -89,16 +89,16 @@ def test_a_derived_study_is_the_base_with_the_new_values(
     assert "# yaml-language-server: $schema=../params.schema.json" in lines
     assert "# my study" in lines
     assert Path("params.yaml").read_text() == BASE
-    assert not derive(*options).write_study("full"), "it is current"
+    assert not derive(*options).write_study("full"), "the file is up to date"
 
 
-def test_the_order_of_the_options_has_no_effect() -> None:
+def test_derived_study_ignores_order_of_options() -> None:
     first, second = "federation.rounds=5", "federation.momentum=0.9"
     assert derive(first, second).path == derive(second, first).path
     assert derive(first, second).study_text == derive(second, first).study_text
 
 
-def test_other_values_have_other_files() -> None:
+def test_different_values_have_different_derived_study_files() -> None:
     long_value = f"[{', '.join(map(str, range(100)))}]"
     options = [
         "model.hidden=[64]",
@@ -119,7 +119,7 @@ def test_other_values_have_other_files() -> None:
     assert all(path.parent == Path("studies") and len(path.name) < 100 for path in paths)
 
 
-def test_a_file_follows_its_base_until_someone_edits_it() -> None:
+def test_derived_study_file_follows_base_study_until_edited() -> None:
     options = ("federation.rounds=5",)
     study = derive(*options)
     assert study.file_state == "missing"
@@ -156,14 +156,14 @@ def test_a_file_follows_its_base_until_someone_edits_it() -> None:
         (["partition.scheme=dirichlet,nothing"], "nothing"),
     ],
 )
-def test_a_mistake_is_named_and_writes_nothing(options: list[str], message: str) -> None:
+def test_derived_study_rejects_invalid_option_and_writes_no_file(options: list[str], message: str) -> None:
     with pytest.raises(SettingsError) as error:
         derive(*options).write_study("full")
     assert message in str(error.value)
     assert not Path("studies").exists()
 
 
-def test_a_value_that_others_would_hide_is_rejected() -> None:
+def test_derived_study_rejects_value_hidden_by_overrides_or_grid() -> None:
     Path("params.yaml").write_text(
         BASE.replace("feddw: {mu: 1.0}", "feddw: {mu: 1.0, overrides: {federation.momentum: 0.9}}").replace(
             "grid: {partition.alpha: [0.1, 0.5]}", "grid: {mix: {mild: {partition.alpha: 1.0}}}"
@@ -178,7 +178,7 @@ def test_a_value_that_others_would_hide_is_rejected() -> None:
     assert not Path("studies").exists()
 
 
-def test_a_preset_does_not_hide_the_new_value() -> None:
+def test_derived_study_value_takes_precedence_over_preset() -> None:
     study = derive("federation.rounds=7")
     study.write_study("smoke")
     assert yaml.safe_load(study.path.read_text())["presets"] == {"smoke": {"study.seeds": [0]}}
@@ -186,7 +186,7 @@ def test_a_preset_does_not_hide_the_new_value() -> None:
     assert len(lines) == 4
 
 
-def test_a_plan_without_a_file_has_the_runs_of_the_written_one() -> None:
+def test_dry_run_of_derived_study_equals_plan_of_written_study() -> None:
     option = ("-S", "algorithms.feddw.mu=0.1,1.0")
     printed = run_fedpipe("plan", "--dry-run", *option).stdout
     assert not Path("studies").exists()
@@ -196,11 +196,13 @@ def test_a_plan_without_a_file_has_the_runs_of_the_written_one() -> None:
     assert run_fedpipe("plan", "--dry-run", "--params", str(path)).stdout == printed
     assert Path(f"results/studies/{path.stem}/plan.json").is_file()
     keys = {line.split()[-1] for line in run_fedpipe("plan", "--dry-run").stdout.splitlines()}
-    assert keys <= {line.split()[-1] for line in printed.splitlines()}, "it shares runs with the base"
+    assert keys <= {line.split()[-1] for line in printed.splitlines()}, (
+        "the derived study shares runs with the base study"
+    )
 
 
 @pytest.mark.parametrize("command", ["show", "status"])
-def test_a_command_that_reads_results_writes_no_study(command: str) -> None:
+def test_show_and_status_do_not_write_derived_study(command: str) -> None:
     with pytest.raises(
         ArtifactError, match=r"^studies/params-federation.rounds=5.yaml does not exist. Type `fedpipe run -S"
     ):
@@ -208,12 +210,12 @@ def test_a_command_that_reads_results_writes_no_study(command: str) -> None:
     assert not Path("studies").exists()
 
 
-def test_status_shows_the_derived_study() -> None:
+def test_status_shows_derived_study() -> None:
     run_fedpipe("plan", "-S", "study.seeds=5")
     assert "4 runs" in run_fedpipe("status", "-S", "study.seeds=5").stdout
 
 
-def test_a_study_in_a_folder_has_its_derived_study_next_to_it() -> None:
+def test_derived_study_of_nested_study_is_in_same_folder() -> None:
     Path("studies/a").mkdir(parents=True)
     Path("studies/a/b.yaml").write_text(BASE)
     study = derive("federation.rounds=5", base="studies/a/b.yaml")
@@ -221,7 +223,7 @@ def test_a_study_in_a_folder_has_its_derived_study_next_to_it() -> None:
     assert study.write_study("full")
 
 
-def test_the_command_that_fills_in_the_weights_names_the_derived_study(
+def test_missing_weights_error_shows_download_command_for_derived_study(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCH_HOME", str(folder / "no-weights"))

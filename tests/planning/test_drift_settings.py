@@ -1,4 +1,4 @@
-"""`federation.drift`: the draws, the keys, and settings that can't be used."""
+"""`federation.drift`: draws, run keys, and invalid settings."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ def assert_rejected(*parts: str, **arguments: Any) -> None:
     ],
     ids=str,
 )
-def test_a_mistake_is_named(drift: Any, parts: tuple[str, ...]) -> None:
+def test_drift_rejects_invalid_settings(drift: Any, parts: tuple[str, ...]) -> None:
     assert_rejected(*parts, drift=drift)
 
 
-def test_only_images_are_rotated_and_only_square_ones_by_90_degrees() -> None:
+def test_drift_rotation_needs_images_and_90_degrees_square_images() -> None:
     for shape, angle, key in [
         ((64,), 180, "kind: rotation"),
         ((1, 8, 4), 90, "angle: 90"),
@@ -85,7 +85,7 @@ def test_only_images_are_rotated_and_only_square_ones_by_90_degrees() -> None:
     Drift(round=2).check_rounds_and_samples(4, (64,), 10)
 
 
-def test_a_kept_model_is_measured_again_only_if_all_clients_train() -> None:
+def test_kept_on_local_protocol_with_drift_needs_full_participation() -> None:
     drift = {"round": 2}
     assert_rejected("evaluation.protocols: kept-on-local", "participation 0.5", drift=drift, protocols=KEPT)
     make_plan(drift, ("kept-on-global",))
@@ -93,7 +93,7 @@ def test_a_kept_model_is_measured_again_only_if_all_clients_train() -> None:
     make_plan(drift, (*KEPT, "personal-on-local"), federation={"participation": 1.0, "held_out": 0.2})
 
 
-def test_methods_have_the_same_drift() -> None:
+def test_algorithm_overrides_reject_drift() -> None:
     for key, value in {"federation.drift": {"round": 2}, "federation.drift.round": 2}.items():
         assert_rejected(
             f"algorithms.fedavg.overrides: '{key}'",
@@ -102,14 +102,14 @@ def test_methods_have_the_same_drift() -> None:
         )
 
 
-def test_the_setting_is_in_no_key_while_it_is_off() -> None:
+def test_run_key_contains_no_drift_if_drift_is_off() -> None:
     plan = make_plan()
     params = studies.settings(evaluation={"protocols": ["personal-on-local"]})
     assert planner.make_plan(settings=params).runs[0].key == plan.runs[0].key
     assert "drift" not in plan.run_settings[plan.runs[0].key].federation
 
 
-def test_every_part_of_the_drift_is_in_the_key_and_its_spelling_is_not() -> None:
+def test_run_key_depends_on_drift_values_but_not_on_spelling() -> None:
     same = [
         get_key({"round": 2, "clients": [1, 4], "label_map": {1: 2, 2: 1}}),
         get_key({"round": 2, "clients": [4, 1], "kind": "labels", "label_map": {2: 1, 1: 2}, "angle": None}),
@@ -131,7 +131,7 @@ def test_every_part_of_the_drift_is_in_the_key_and_its_spelling_is_not() -> None
     assert len({*same, *map(get_key, drifts)}) == 9
 
 
-def test_a_drift_can_be_varied() -> None:
+def test_grid_and_preset_can_vary_drift() -> None:
     grid = {"federation.drift.round": [2, 3], "federation.drift.label_map": [{1: 2, 2: 1}, {1: 3, 3: 1}]}
     assert len(make_plan({"round": 2}, study={"grid": grid}).runs) == 4
     presets = {"smoke": {"federation.rounds": 2, "federation.drift.round": 1}}
@@ -141,7 +141,7 @@ def test_a_drift_can_be_varied() -> None:
     assert settings.federation["drift"] == {"round": 1, "clients": 0.5, "kind": "labels"}
 
 
-def test_the_draws_depend_on_the_seed_and_on_nothing_else() -> None:
+def test_drift_draws_depend_only_on_seed() -> None:
     drift = Drift(round=2, clients=0.3)
     assert drift.draw_clients(0, 10) == tuple(sorted(rng.make_generator(0, "drift clients").permutation(10)[:3]))
     assert len({drift.draw_clients(seed, 10) for seed in range(5)}) > 1
@@ -155,7 +155,7 @@ def test_the_draws_depend_on_the_seed_and_on_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("num_classes", [2, 3, 10])
-def test_a_drawn_map_is_one_cycle_of_all_classes(num_classes: int) -> None:
+def test_drawn_drift_label_map_is_one_cycle_of_all_classes(num_classes: int) -> None:
     for seed in range(5):
         label_map = Drift(round=2).draw_label_map(seed, num_classes)
         label, seen = 0, []
@@ -168,7 +168,7 @@ def test_a_drawn_map_is_one_cycle_of_all_classes(num_classes: int) -> None:
     assert not (np.array(Drift(round=2).draw_label_map(1, num_classes)) == np.arange(num_classes)).any()
 
 
-def test_the_plan_has_a_sentence_for_captions() -> None:
+def test_plan_drift_notes_describe_drift_for_captions() -> None:
     assert make_plan().drift_notes == ()
     labels = {"round": 2, "clients": 0.3, "label_map": {1: 2, 2: 1}}
     (note,) = make_plan(labels).drift_notes

@@ -1,4 +1,4 @@
-"""Whether a plan is current."""
+"""Freshness of a plan: fresh, stale or unknown."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def edit_params(old: str, new: str) -> None:
     PARAMS.write_text(PARAMS.read_text().replace(old, new))
 
 
-def test_a_plan_is_fresh_until_a_source_changes() -> None:
+def test_plan_is_fresh_until_source_changes() -> None:
     plan = write_plan()
     assert freshness.compare_source_hashes(plan) == freshness.compare_plan_with_files(plan) == Freshness("fresh")
     assert not freshness.needs_planning(PARAMS, FULL_PRESET)
@@ -55,14 +55,14 @@ def test_a_plan_is_fresh_until_a_source_changes() -> None:
     assert freshness.compare_plan_with_files(plan) == Freshness("stale", ("params.yaml",))
 
 
-def test_the_fields_that_matter_are_compared() -> None:
+def test_freshness_compares_only_selected_plan_fields() -> None:
     plan = write_plan()
     studies.write(studies.settings(execution={"stack": 4}), Path())
     assert freshness.compare_plan_with_files(plan) == Freshness("stale", ("params.yaml",))
     assert freshness.compare_plan_with_files(plan, select_reported_plan_fields) == Freshness("fresh")
 
 
-def test_a_study_that_cannot_be_planned_is_stale_and_has_the_reason() -> None:
+def test_freshness_of_invalid_study_is_stale_and_contains_error() -> None:
     plan = write_plan()
     PARAMS.write_text("study: {seeds: []}\n")
     answer = freshness.compare_plan_with_files(plan)
@@ -75,7 +75,7 @@ def test_a_study_that_cannot_be_planned_is_stale_and_has_the_reason() -> None:
 
 
 @pytest.mark.parametrize("record", [None, "", "[]", '{"params.yaml": 1}'], ids=["missing", "empty", "list", "number"])
-def test_without_a_record_of_the_sources_it_is_unknown_until_it_is_planned(record: str | None) -> None:
+def test_freshness_is_unknown_without_valid_source_hashes(record: str | None) -> None:
     plan = write_plan()
     if record is None:
         plan.study_files.source_hashes.unlink()
@@ -92,8 +92,8 @@ def test_without_a_record_of_the_sources_it_is_unknown_until_it_is_planned(recor
     assert answer.error
 
 
-def test_a_plan_that_another_has_replaced_is_stale_without_a_changed_file() -> None:
-    """For example, if DVC checks out plan.json of another commit, or a user edits it."""
+def test_replaced_plan_is_stale_without_changed_files() -> None:
+    """For example, DVC checks out plan.json of another commit, or a user edits the file."""
     write_plan()
     write_json(Path("results/plan.json"), read_json(Path("results/plan.json")) | {"seeds": [7]})
     replaced = Plan.read(Path("results/plan.json"))
@@ -102,8 +102,8 @@ def test_a_plan_that_another_has_replaced_is_stale_without_a_changed_file() -> N
     assert freshness.needs_planning(PARAMS, FULL_PRESET)
 
 
-def test_a_study_with_custom_modules_is_always_planned() -> None:
-    """Another module with the same name may shadow it now."""
+def test_study_with_custom_modules_always_needs_planning() -> None:
+    """Another module with the same name could shadow the custom module."""
     Path("own_fresh.py").write_text(CUSTOM_ALGORITHM)
     plan = write_plan(algorithms={"fedavg": {"algorithm": "own_fresh.Own"}})
     assert freshness.compare_source_hashes(plan) == Freshness("stale")
@@ -113,7 +113,7 @@ def test_a_study_with_custom_modules_is_always_planned() -> None:
     assert freshness.compare_source_hashes(plan) == Freshness("stale", ("own_fresh.py",))
 
 
-def test_a_plan_is_needed_if_it_or_what_is_written_with_it_is_gone() -> None:
+def test_study_needs_planning_if_plan_file_is_missing_or_invalid() -> None:
     plan = write_plan()
     assert freshness.needs_planning(PARAMS, "smoke")
     assert freshness.needs_planning(Path("studies/other.yaml"), FULL_PRESET)
@@ -127,7 +127,7 @@ def test_a_plan_is_needed_if_it_or_what_is_written_with_it_is_gone() -> None:
     assert freshness.needs_planning(PARAMS, FULL_PRESET)
 
 
-def test_generated_data_may_be_real_by_now(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_study_with_generated_data_always_needs_planning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedpipe.data.sources.fetch.get_cache_folder", lambda: Path("cache").absolute())
     plan = write_plan(dataset={"name": "mnist", "on_missing": "generate"})
     assert all(run.dataset.startswith("generated-") for run in plan.runs)

@@ -1,4 +1,4 @@
-"""Grids and changes that leave parameters of other schemes behind, and incomplete keys."""
+"""Unused parameters of partition schemes, incomplete grid keys, and missing data sets of grids and presets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def plan_study(labels: tuple[str, ...] = ("fedavg",), **sections: Any) -> planne
 IGNORED_KEY = r"^partition\.alpha: 0\.3 .* scheme iid "
 
 
-def test_a_grid_of_schemes_leaves_out_what_only_others_have_and_says_so() -> None:
+def test_grid_over_schemes_warns_about_and_ignores_unused_parameters() -> None:
     plan = plan_study(study={"grid": {"partition.scheme": ["iid", "dirichlet"]}})
     (warning,) = plan.warnings
     assert re.match(IGNORED_KEY, warning)
@@ -39,8 +39,8 @@ def test_a_grid_of_schemes_leaves_out_what_only_others_have_and_says_so() -> Non
     assert {run.key for run in plan.runs} == {run.key for run in (*iid.runs, *alone.runs)}
 
 
-def test_a_scheme_that_an_experiment_sets_leaves_the_former_ones_parameters_behind() -> None:
-    """As with ``dvc exp run -S partition.scheme=iid``, which keeps the other keys."""
+def test_partition_warns_about_and_ignores_parameters_of_other_scheme() -> None:
+    """For example, ``dvc exp run -S partition.scheme=iid`` keeps the other keys."""
     studies.write(studies.settings() | {"partition": {"scheme": "iid"}}, Path())
     clean = planner.make_plan()
     plan = plan_study(partition={"scheme": "iid"})
@@ -51,7 +51,7 @@ def test_a_scheme_that_an_experiment_sets_leaves_the_former_ones_parameters_behi
     assert [run.key for run in plan.runs] == [run.key for run in clean.runs]
 
 
-def test_what_a_grid_varies_is_shown_only_where_the_scheme_has_it() -> None:
+def test_grid_points_contain_only_parameters_of_their_scheme() -> None:
     plan = plan_study(study={"grid": {"partition.scheme": ["iid", "dirichlet"], "partition.alpha": [0.1, 0.5]}})
     points = [cell.grid for cell in plan.cells]
     assert points == [
@@ -69,7 +69,7 @@ def test_what_a_grid_varies_is_shown_only_where_the_scheme_has_it() -> None:
         ({"scheme": "dirichlet", "alpha": 0.3, "classes": 2}, "partition.classes: unknown key"),
     ],
 )
-def test_what_no_scheme_has_stays_a_mistake(section: dict[str, Any], problem: str) -> None:
+def test_partition_rejects_parameters_that_no_scheme_has(section: dict[str, Any], problem: str) -> None:
     studies.write(studies.settings() | {"partition": section}, Path())
     with pytest.raises(SettingsError, match=problem):
         planner.make_plan()
@@ -84,14 +84,14 @@ def test_what_no_scheme_has_stays_a_mistake(section: dict[str, Any], problem: st
         ("partitoin.alpha", "'partition'"),
     ],
 )
-def test_a_key_that_is_cut_short_is_told_in_full(name: str, suggestion: str) -> None:
+def test_incomplete_grid_key_error_suggests_full_key(name: str, suggestion: str) -> None:
     with pytest.raises(SettingsError) as error:
         plan_study(("fedavg", "fedprox"), study={"grid": {name: [0.1, 1.0]}})
     assert str(error.value).startswith(f"study.grid: '{name}' is not a key")
     assert str(error.value).endswith(f" {suggestion}?")
 
 
-def test_what_a_point_of_a_grid_lacks_is_obtained_with_the_studys_own_command(tmp_path: Path) -> None:
+def test_missing_grid_dataset_error_shows_download_command_of_study(tmp_path: Path) -> None:
     Path("studies").mkdir()
     params = studies.settings(study={"grid": {"dataset.sha256": ["0" * 64]}})
     params["dataset"] = {"name": "npz", "path": "own.npz", "sha256": "1" * 64, "split": "pooled"}
@@ -101,8 +101,8 @@ def test_what_a_point_of_a_grid_lacks_is_obtained_with_the_studys_own_command(tm
         planner.make_plan(Path("studies/own.yaml"))
 
 
-def test_the_command_that_is_told_obtains_what_grid_and_presets_declare() -> None:
-    """A study over several data sets in users' files."""
+def test_download_stores_datasets_of_grid_and_presets() -> None:
+    """The study uses several data sets in user files."""
     for name, samples in (("one", 60), ("two", 80), ("small", 40)):
         np.savez(
             f"{name}.npz",
@@ -124,11 +124,11 @@ def test_the_command_that_is_told_obtains_what_grid_and_presets_declare() -> Non
     assert result.stdout.count(" is stored.\n") == 3, result
     assert len(planner.make_plan().runs) == 2
     assert len(planner.make_plan(preset="smoke").runs) == 1
-    assert CliRunner().invoke(app.app, ["download"]).stdout.count(" is stored.\n") == 1, "stored data sets stay"
+    assert CliRunner().invoke(app.app, ["download"]).stdout.count(" is stored.\n") == 1, "stored data sets are reused"
 
 
-def test_what_a_preset_lacks_is_obtained_with_the_studys_own_command() -> None:
-    """A data set of the preset is declared by hand, because the command declares only that of the study."""
+def test_missing_sha256_error_of_preset_shows_command_or_sha256() -> None:
+    """The command fills in only the sha256 of the study's data set. For a preset's data set, the error shows it."""
     Path("studies").mkdir()
     np.savez(
         "own.npz", x_train=np.zeros((9, 8)), y_train=np.arange(9) % 3, x_test=np.zeros((3, 8)), y_test=np.arange(3)

@@ -1,4 +1,4 @@
-"""`federation.held_out` and `report.clients`: the draw, the keys, and combinations that can't be measured."""
+"""`federation.held_out` and `report.clients`: draws, run keys, and invalid combinations."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def assert_rejected(*parts: str, **arguments: Any) -> None:
         (True, 10, ("federation.held_out: true",)),
     ],
 )
-def test_a_mistake_is_named(held_out: Any, clients: int, parts: tuple[str, ...]) -> None:
+def test_held_out_rejects_invalid_values(held_out: Any, clients: int, parts: tuple[str, ...]) -> None:
     assert_rejected(*parts, federation={"held_out": held_out, "clients": clients})
 
 
-def test_the_setting_is_in_no_key_while_it_is_off() -> None:
+def test_run_key_contains_no_held_out_if_no_client_is_held_out() -> None:
     keys = [make_plan(federation=federation).runs[0].key for federation in ({}, {"held_out": 0}, {"held_out": 0.0})]
     assert len(set(keys)) == 1
     assert "held_out" not in make_plan().run_settings[keys[0]].federation
@@ -67,7 +67,7 @@ def test_the_setting_is_in_no_key_while_it_is_off() -> None:
     assert len({*keys, *lists}) == 3
 
 
-def test_the_draw_depends_on_the_seed_and_on_nothing_else() -> None:
+def test_held_out_draw_depends_only_on_seed() -> None:
     federation = Federation(clients=10, held_out=0.3)
     assert federation.draw_held_out_clients(0) == federation.draw_held_out_clients(0)
     assert len({federation.draw_held_out_clients(seed) for seed in range(5)}) > 1
@@ -83,32 +83,34 @@ def test_the_draw_depends_on_the_seed_and_on_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("held_out", "participation", "participants"), [(0.2, 0.5, 4), ([0], 1.0, 9), (0, 0.5, 5), (0.9, 0.1, 1)]
 )
-def test_participation_is_a_fraction_of_the_other_clients(
+def test_participation_is_fraction_of_clients_that_are_not_held_out(
     held_out: Any, participation: float, participants: int
 ) -> None:
     plan = make_plan(federation={"clients": 10, "held_out": held_out, "participation": participation})
     assert plan.runs[0].participants == participants
 
 
-def test_a_partition_has_the_new_clients_of_all_its_runs_or_none() -> None:
+def test_plan_lists_held_out_clients_only_if_all_runs_of_partition_agree() -> None:
     plan = make_plan("fedavg", "fedper", federation={"held_out": 0.3}, study={"seeds": [0, 1]})
     draws = {run.partition: Federation(clients=10, held_out=0.3).draw_held_out_clients(run.seed) for run in plan.runs}
     assert plan.held_out == draws
     assert len({*draws.values()}) == 2
     assert make_plan().held_out == {}
     assert make_plan(federation={"held_out": [2, 3]}, study={"seeds": [0]}).held_out == {plan.runs[0].partition: (2, 3)}
-    assert make_plan(study={"grid": {"federation.held_out": [0.1, 0.2]}}).held_out == {}, "they share a partition"
+    assert make_plan(study={"grid": {"federation.held_out": [0.1, 0.2]}}).held_out == {}, (
+        "both grid points share a partition"
+    )
     one_partition = {"partition": {"seed": 4}, "study": {"seeds": [0, 1]}}
     assert make_plan(federation={"held_out": 0.3}, **one_partition).held_out == {}
     assert len(make_plan(federation={"held_out": [1]}, **one_partition).held_out) == 1
 
 
-def test_methods_have_the_same_new_clients() -> None:
+def test_algorithm_overrides_reject_held_out() -> None:
     sections: dict[str, Any] = {"algorithms": {"fedavg": {"overrides": {"federation.held_out": 0.2}}}}
     assert_rejected("algorithms.fedavg.overrides: 'federation.held_out'", **sections)
 
 
-def test_some_protocol_is_defined_for_new_clients() -> None:
+def test_held_out_needs_protocol_for_new_clients() -> None:
     protocols = ("global-on-global", "trained-on-local", "kept-on-local")
     assert_rejected(
         "evaluation.protocols", "federation.held_out: 0.2", protocols=protocols, federation={"held_out": 0.2}
@@ -118,7 +120,7 @@ def test_some_protocol_is_defined_for_new_clients() -> None:
 
 
 @pytest.mark.parametrize("label", ["local", "fedamp", "fedproto", "ditto", "pfedme"])
-def test_a_personal_model_that_is_never_trained_is_an_error(label: str) -> None:
+def test_held_out_rejects_methods_that_never_train_new_clients_models(label: str) -> None:
     held_out = {"held_out": [2, 3]}
     assert_rejected(
         "federation.held_out: [2, 3]", label, PERSONAL, FINETUNED, labels=("fedper", label), federation=held_out
@@ -128,7 +130,7 @@ def test_a_personal_model_that_is_never_trained_is_an_error(label: str) -> None:
     make_plan(label)
 
 
-def test_a_custom_method_is_judged_by_its_hooks(tmp_path: Path) -> None:
+def test_held_out_check_of_custom_method_depends_on_its_hooks(tmp_path: Path) -> None:
     Path("h1_methods.py").write_text(
         "from dataclasses import dataclass\n"
         "from fedpipe.algorithms.fedavg import FedAvg\n"
@@ -146,13 +148,13 @@ def test_a_custom_method_is_judged_by_its_hooks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("clients", ["new", "both"])
-def test_a_report_of_new_clients_needs_some(clients: str) -> None:
+def test_report_of_new_clients_needs_held_out_clients(clients: str) -> None:
     assert_rejected(f"report.clients: {clients}", "federation.held_out", report={"clients": clients})
     grid = {"grid": {"federation.held_out": [0, 0.2]}}
     make_plan(report={"clients": clients}, study=grid)
 
 
-def test_a_table_without_new_clients_has_a_warning() -> None:
+def test_plan_warns_about_held_out_clients_missing_from_report() -> None:
     held_out = {"held_out": 0.2}
     assert any(
         re.search(r"federation\.held_out: .* 2 of 10 clients.*report\.clients", warning)
@@ -162,7 +164,7 @@ def test_a_table_without_new_clients_has_a_warning() -> None:
     assert not make_plan().warnings
 
 
-def test_protocols_of_new_clients_are_next_to_the_others() -> None:
+def test_protocols_of_new_clients_follow_protocols_of_seen_clients() -> None:
     protocols = ("global-on-global", PERSONAL, "kept-on-local", FINETUNED)
     new = [f"new-{name}" for name in (PERSONAL, FINETUNED)]
     assert list_reported_protocols(protocols, "seen") == [*protocols]
@@ -176,7 +178,7 @@ def test_protocols_of_new_clients_are_next_to_the_others() -> None:
         assert list(plan.protocols) == list_reported_protocols(protocols, clients)
 
 
-def test_only_protocols_of_new_clients_are_shown_for_them() -> None:
+def test_report_of_new_clients_shows_only_their_protocols() -> None:
     protocols, held_out = (PERSONAL, "kept-on-local"), {"held_out": 0.2}
     arguments: dict[str, Any] = {"protocols": protocols, "federation": held_out}
     figures = {"clients": "new", "figure_protocols": ["kept-on-local"]}

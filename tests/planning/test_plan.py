@@ -1,4 +1,4 @@
-"""Runs, their keys and the files of the plan."""
+"""Runs, run keys and files of a plan."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def make_plan(settings: dict[str, Any]) -> NewPlan:
 
 
 def make_study(labels: tuple[str, ...] = ("fedavg",), **values: Any) -> dict[str, Any]:
-    """The tests' study with the values at dotted keys replaced. Two underscores mean a dot."""
+    """Return the test study with other values. Two underscores in a keyword mean a dot in the key."""
     return loader.override_settings(
         studies.settings(labels), {key.replace("__", "."): value for key, value in values.items()}
     )
@@ -81,7 +81,7 @@ def list_errors(settings: dict[str, Any]) -> list[str]:
     return str(error.value).splitlines()
 
 
-# -- keys --------------------------------------------------------------------------------------------------------------
+# -- run keys ----------------------------------------------------------------------------------------------------------
 
 
 def reverse_keys(value: Any) -> Any:
@@ -90,12 +90,12 @@ def reverse_keys(value: Any) -> Any:
     return value
 
 
-def test_a_key_is_twelve_hexadecimal_digits() -> None:
+def test_run_key_has_twelve_hexadecimal_digits() -> None:
     assert len(compute_key(make_study())) == 12
     assert int(compute_key(make_study()), 16) >= 0
 
 
-def test_the_order_of_yaml_keys_is_not_in_the_key() -> None:
+def test_run_key_ignores_order_of_yaml_keys() -> None:
     settings = make_study(("fedavg", "feddw"), algorithms__feddw={"mu": 0.5, "mode": "code"})
     backwards = reverse_keys(settings)
     assert list(backwards) != list(settings)
@@ -117,12 +117,12 @@ def test_the_order_of_yaml_keys_is_not_in_the_key() -> None:
         (
             {"dataset.test_fraction": 0.3},
             {"dataset.test_fraction": 0.25},
-        ),  # no run depends on it: the split is official
+        ),  # no run depends on the test fraction of an official split
         ({"evaluation.protocols": ["global-on-global"]}, {"evaluation": {"protocols": ["global-on-global"]}}),
     ],
     ids=str,
 )
-def test_equal_settings_have_equal_keys(one: dict[str, Any], other: dict[str, Any]) -> None:
+def test_equal_settings_have_equal_run_keys(one: dict[str, Any], other: dict[str, Any]) -> None:
     settings = make_study(("fedprox",))
     assert compute_key(loader.override_settings(settings, one), "fedprox") == compute_key(
         loader.override_settings(settings, other), "fedprox"
@@ -163,7 +163,7 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(
     ("label", "change"), CHANGES, ids=[f"{label}-{next(iter(change))}" for label, change in CHANGES]
 )
-def test_everything_that_changes_bits_changes_the_key(label: str, change: dict[str, Any]) -> None:
+def test_settings_that_change_results_change_run_key(label: str, change: dict[str, Any]) -> None:
     settings = make_study((label,))
     changed = loader.override_settings(settings, change)
     if "partition.scheme" in change:
@@ -173,11 +173,11 @@ def test_everything_that_changes_bits_changes_the_key(label: str, change: dict[s
     assert compute_key(changed, label) != compute_key(settings, label)
 
 
-def test_the_seed_is_in_the_key() -> None:
+def test_run_key_depends_on_seed() -> None:
     assert len({compute_key(make_study(), seed=seed) for seed in range(5)}) == 5
 
 
-def test_every_field_of_the_federation_is_in_the_key_but_rounds() -> None:
+def test_run_key_contains_all_federation_fields_except_rounds() -> None:
     content = RunSettings.from_params(parser.parse_params(make_study()), "fedavg", 0).federation
     assert set(content) == set(federation.Federation.model_fields) - {"rounds", "held_out", "drift"}  # off
 
@@ -195,23 +195,23 @@ def test_every_field_of_the_federation_is_in_the_key_but_rounds() -> None:
     ],
     ids=str,
 )
-def test_what_changes_no_bits_is_not_in_the_key(change: dict[str, Any]) -> None:
+def test_run_key_ignores_settings_that_do_not_change_results(change: dict[str, Any]) -> None:
     assert compute_key(loader.override_settings(make_study(), change)) == compute_key(make_study())
 
 
-def test_another_algorithms_hyper_parameters_are_not_in_the_key() -> None:
+def test_run_key_ignores_hyperparameters_of_other_algorithms() -> None:
     settings = make_study(("fedavg", "fedprox"))
     assert compute_key(loader.override_settings(settings, {"algorithms.fedprox.mu": 9})) == compute_key(settings)
 
 
-def test_the_finetuned_protocols_epochs_count_only_where_they_are_measured() -> None:
-    """Otherwise an edit without effect would rerun everything, as with `dataset.test_fraction`."""
+def test_run_key_depends_on_finetune_epochs_only_with_finetuned_protocol() -> None:
+    """Otherwise an edit without effect would rerun the study. The same applies to `dataset.test_fraction`."""
     assert compute_key(make_study(evaluation__finetune_epochs=5)) == compute_key(make_study())
     finetuned = make_study(evaluation__protocols=["finetuned-on-local"])
     assert compute_key(loader.override_settings(finetuned, {"evaluation.finetune_epochs": 5})) != compute_key(finetuned)
 
 
-def test_the_order_of_protocols_is_not_in_the_key() -> None:
+def test_run_key_ignores_order_of_protocols() -> None:
     one, other = (make_study(evaluation__protocols=names) for names in (PROTOCOLS, PROTOCOLS[::-1]))
     assert compute_key(one) == compute_key(other)
 
@@ -220,17 +220,17 @@ PROTOCOLS = ["global-on-global", "personal-on-local"]
 
 
 @pytest.mark.parametrize("section", ["algorithm", "model", "partition", "dataset"])
-def test_the_code_of_every_component_is_in_the_key(section: str) -> None:
+def test_run_key_depends_on_code_of_each_component(section: str) -> None:
     settings = RunSettings.from_params(parser.parse_params(make_study()), "fedavg", 0)
     described = getattr(settings, section)
     assert re.fullmatch("[0-9a-f]{12}", described["code"])
     assert dataclasses.replace(settings, **{section: described | {"code": "0" * 12}}).key != settings.key
 
 
-# -- the product -------------------------------------------------------------------------------------------------------
+# -- runs and cells ----------------------------------------------------------------------------------------------------
 
 
-def test_algorithms_times_seeds_times_grid() -> None:
+def test_plan_is_product_of_algorithms_seeds_and_grid() -> None:
     settings = make_study(("fedavg", "fedprox"), study__seeds=[0, 1, 2])
     settings["study"]["grid"] = {"partition.alpha": [0.1, 0.5], "federation.learning_rate": [0.1, 0.2]}
     plan = make_plan(settings)
@@ -241,7 +241,7 @@ def test_algorithms_times_seeds_times_grid() -> None:
     assert {run.partition for run in plan.runs} == set(plan.partitions)
 
 
-def test_a_grid_of_one_algorithm_does_not_multiply_others() -> None:
+def test_grid_of_one_algorithm_does_not_multiply_other_algorithms() -> None:
     settings = make_study(("fedavg", "fedprox"), study__seeds=[0, 1])
     settings["study"]["grid"] = {"algorithms.fedprox.mu": [0.1, 1.0, 10.0]}
     plan = make_plan(settings)
@@ -252,14 +252,14 @@ def test_a_grid_of_one_algorithm_does_not_multiply_others() -> None:
 
 
 @pytest.mark.parametrize("values", [[10, 10.0], [10, "10"], [10.0, "1e1"]])
-def test_a_value_that_stands_twice_in_the_grid_however_written_is_refused(values: list[Any]) -> None:
+def test_grid_rejects_equal_values_in_different_spellings(values: list[Any]) -> None:
     settings = make_study()
     settings["study"]["grid"] = {"partition.alpha": values}
     with pytest.raises(SettingsError, match=r"^study\.grid\.partition\.alpha: '10(\.0)?' is listed twice"):
         make_plan(settings)
 
 
-def test_a_grid_of_whole_entries_tells_its_runs_apart() -> None:
+def test_grid_over_algorithm_entries_has_distinct_points() -> None:
     """Otherwise the table treats different hyperparameters as seeds of one setting."""
     settings = make_study(("fedprox",))
     settings["study"]["grid"] = {"algorithms.fedprox": [{"mu": 0.1}, {"mu": 1.0}]}
@@ -267,8 +267,8 @@ def test_a_grid_of_whole_entries_tells_its_runs_apart() -> None:
     assert len(points) == len(set(points)) == 2
 
 
-def test_points_of_one_key_are_one_run_and_each_a_cell() -> None:
-    """With the official split, no run depends on the test fraction of a pooled one."""
+def test_grid_points_with_equal_run_keys_are_one_run_and_several_cells() -> None:
+    """With the official split, no run depends on the test fraction of the pooled split."""
     settings = make_study(("fedavg", "fedprox"))
     settings["study"]["grid"] = {"dataset.test_fraction": [0.2, 0.3], "algorithms.fedprox.mu": [0.1, 1.0]}
     plan = make_plan(settings)
@@ -295,8 +295,8 @@ DATA: dict[str, Any] = {
 }
 
 
-def test_an_axis_changes_its_keys_together() -> None:
-    """Each run is that of a study with these keys and without a grid."""
+def test_grid_axis_changes_its_keys_together() -> None:
+    """Each run equals the run of a study with these keys and without a grid."""
     settings = make_study(("fedavg", "fedprox"), study__seeds=[0, 1])
     settings["study"]["grid"] = {"environment": ENVIRONMENT, "data": DATA, "federation.learning_rate": [0.1, 0.2]}
     plan = make_plan(settings)
@@ -318,7 +318,7 @@ def test_an_axis_changes_its_keys_together() -> None:
     assert {run.participants for run in plan.runs} == {5, 10}
 
 
-def test_the_settings_at_one_value_of_an_axis_are_not_left_at_the_next() -> None:
+def test_grid_axis_value_does_not_keep_settings_of_previous_value() -> None:
     settings = make_study()
     settings["study"]["grid"] = {"data": dict(reversed(DATA.items()))}
     first, second = make_plan(settings).runs
@@ -326,7 +326,7 @@ def test_the_settings_at_one_value_of_an_axis_are_not_left_at_the_next() -> None
     assert second.key == compute_key(make_study())
 
 
-def test_an_axis_of_one_algorithm_does_not_multiply_others() -> None:
+def test_grid_axis_of_one_algorithm_does_not_multiply_other_algorithms() -> None:
     settings = make_study(("fedavg", "fedprox", "pfps_lwc"))
     mu = {"weak": {"algorithms.fedprox.mu": 0.1}, "strong": {"algorithms.fedprox.mu": 1.0}, "own": {}}
     settings["study"]["grid"] = {"pull": mu}
@@ -338,15 +338,15 @@ def test_an_axis_of_one_algorithm_does_not_multiply_others() -> None:
     assert [cell.grid["pull"] for cell in cells if cell.algorithm == "fedprox"] == ["weak", "strong", "own"]
 
 
-def test_an_axis_of_an_algorithm_that_does_not_run_is_a_mistake() -> None:
+def test_grid_rejects_axis_of_algorithm_outside_study() -> None:
     settings = make_study()
     settings["study"]["grid"] = {"pull": {"weak": {"algorithms.fedprox.mu": 0.1}}}
     with pytest.raises(SettingsError, match=r"^study\.grid: 'pull' has no effect"):
         make_plan(settings)
 
 
-def test_settings_of_one_method_are_its_alone() -> None:
-    """Its runs are those of a study with these keys for all methods. Runs of other methods do not change."""
+def test_algorithm_overrides_change_only_runs_of_their_algorithm() -> None:
+    """The runs equal those of a study with these keys for all methods. Runs of other methods do not change."""
     settings = make_study(("fedavg", "scaffold"), federation__optimizer="adam")
     settings["algorithms"]["scaffold"] = {"overrides": {"federation.optimizer": "sgd", "federation.rounds": 6}}
     first, second = make_plan(settings).runs
@@ -358,7 +358,7 @@ def test_settings_of_one_method_are_its_alone() -> None:
     assert error.startswith("federation.optimizer: adam can't be used with scaffold")
 
 
-def test_settings_of_one_method_stand_above_those_of_the_grid() -> None:
+def test_algorithm_overrides_take_precedence_over_grid() -> None:
     settings = make_study(("fedavg", "fedprox"))
     settings["algorithms"]["fedprox"] = {"overrides": {"model.hidden": [4]}}
     settings["study"]["grid"] = {"data": {"A": {}, "B": {"model": {"name": "mlp", "hidden": [8]}}}}
@@ -371,7 +371,7 @@ def test_settings_of_one_method_stand_above_those_of_the_grid() -> None:
     assert keys["fedavg", "B"] == compute_key(make_study(model__hidden=[8]))
 
 
-def test_by_which_protocol_a_method_is_shown_is_in_no_key() -> None:
+def test_run_key_ignores_reported_protocol_of_method() -> None:
     settings = make_study(("fedavg", "fedprox"))
     settings["algorithms"]["fedprox"] = {"protocol": "personal-on-local"}
     plan = make_plan(settings)
@@ -379,7 +379,7 @@ def test_by_which_protocol_a_method_is_shown_is_in_no_key() -> None:
     assert [run.key for run in plan.runs] == [run.key for run in make_plan(make_study(("fedavg", "fedprox"))).runs]
 
 
-def test_what_a_method_is_called_is_in_no_key_and_makes_tables_anew() -> None:
+def test_method_title_changes_report_fingerprint_but_no_runs() -> None:
     settings = make_study(("fedavg", "fedprox"))
     plain = make_plan(settings)
     settings["algorithms"]["fedprox"] = {"title": "FedProx (μ = 0.01)"}
@@ -393,7 +393,7 @@ def test_what_a_method_is_called_is_in_no_key_and_makes_tables_anew() -> None:
 
 
 @pytest.mark.parametrize("name", registry.list_components(component.ALGORITHM))
-def test_every_algorithm_has_a_display_name(name: str) -> None:
+def test_every_algorithm_has_display_name(name: str) -> None:
     title = methods.get_method_title(
         name, methods.Method(registry.parse_component(component.ALGORITHM, {}, name), methods.MethodOptions())
     )
@@ -401,7 +401,7 @@ def test_every_algorithm_has_a_display_name(name: str) -> None:
     assert re.sub(r"[^a-z]", "", title.lower()) == name.replace("_", "").removesuffix("plus")
 
 
-def test_an_entry_that_is_not_called_like_its_algorithm_shows_its_label() -> None:
+def test_method_title_is_label_if_label_differs_from_algorithm() -> None:
     settings = make_study(("fedavg", "fedprox", "mild"))
     settings["algorithms"] |= {
         "fedavg": {"dw": {"mu": 0.1}},
@@ -412,7 +412,7 @@ def test_an_entry_that_is_not_called_like_its_algorithm_shows_its_label() -> Non
     assert [plan.get_method_title(label) for label in plan.algorithms] == ["FedAvg + DW", "fedprox", "mild"]
 
 
-def test_titles_of_methods_that_are_not_compared_may_be_alike() -> None:
+def test_methods_outside_study_can_have_equal_titles() -> None:
     settings = make_study(("fedavg", "fedprox"))
     settings["algorithms"] |= {"fedprox": {"title": "FedProx"}, "mild": {"algorithm": "fedprox", "title": "FedProx"}}
     assert make_plan(settings).titles == {"fedavg": "FedAvg", "fedprox": "FedProx"}
@@ -433,8 +433,8 @@ def make_preset_plan(preset: str) -> NewPlan:
     return planner.make_plan(Path("params.yaml"), preset)
 
 
-def test_what_a_method_sets_for_itself_alone_stands_in_its_cells() -> None:
-    """With the values that take effect. Keys that the preset sets for all methods are missing."""
+def test_plan_cells_contain_algorithm_overrides_that_take_effect() -> None:
+    """Cells do not contain keys that the preset sets for all methods."""
     own = {"fedavg": {}, "fedprox": {"federation.local_epochs": 5}}
     for preset, overrides in (("full", own), ("smoke", {"fedavg": {}, "fedprox": {}})):
         plan = make_preset_plan(preset)
@@ -443,7 +443,7 @@ def test_what_a_method_sets_for_itself_alone_stands_in_its_cells() -> None:
         assert Plan.read(plan.study_files.plan).cells == plan.cells
 
 
-def test_what_a_method_sets_at_some_points_stands_in_their_cells() -> None:
+def test_plan_cells_contain_algorithm_overrides_of_their_grid_point() -> None:
     settings = make_study(("fedavg", "fedprox"))
     settings["algorithms"]["fedprox"] = {"overrides": {"model": {"name": "mlp", "hidden": [8]}, "model.hidden": [4]}}
     settings["study"]["grid"] = {
@@ -458,8 +458,8 @@ def test_what_a_method_sets_at_some_points_stands_in_their_cells() -> None:
     assert {cell.rounds for cell in plan.cells if cell.own == {"federation.rounds": 9}} == {9}
 
 
-def test_a_preset_stands_above_the_grid_and_methods() -> None:
-    """Its runs are those of a study with its keys, and its name is in no key."""
+def test_preset_takes_precedence_over_grid_and_algorithm_overrides() -> None:
+    """The runs equal those of a study with the keys of the preset. No run key contains the preset's name."""
     plan = make_preset_plan("smoke")
     assert (plan.seeds, len(plan.cells)) == ((7,), 2 * 2 * 2)
     assert {cell.rounds for cell in plan.cells} == {2}
@@ -476,7 +476,7 @@ def test_a_preset_stands_above_the_grid_and_methods() -> None:
     assert {run.key for run in make_preset_plan("single").runs} < {run.key for run in make_preset_plan("full").runs}
 
 
-def test_a_preset_has_a_place_of_its_own() -> None:
+def test_each_preset_has_its_own_results_folder() -> None:
     for path, folder in (
         ("params.yaml", "results/studies/@smoke"),
         ("studies/a/t1.yaml", "results/studies/a/t1@smoke"),
@@ -491,7 +491,7 @@ def test_a_preset_has_a_place_of_its_own() -> None:
         layout.StudyFiles.from_params(Path("studies/a/t1@smoke.yaml"))
 
 
-def test_a_preset_that_is_not_there_is_a_mistake() -> None:
+def test_plan_rejects_unknown_preset_and_preset_that_sets_grid_key() -> None:
     with pytest.raises(SettingsError, match=r"^--preset: 'smok' .* 'smoke'"):
         make_preset_plan("smok")
     settings = make_study(study__grid={"partition.alpha": [0.1, 0.5]}) | {
@@ -502,7 +502,7 @@ def test_a_preset_that_is_not_there_is_a_mistake() -> None:
         planner.make_plan(Path("params.yaml"), "smoke")
 
 
-def test_numbers_of_rounds_are_cells_of_one_run() -> None:
+def test_grid_over_rounds_is_one_run_with_several_cells() -> None:
     settings = make_study(("fedavg",), execution={"rounds_per_job": 3})
     settings["study"]["grid"] = {"federation.rounds": [2, 7, 4]}
     plan = make_plan(settings)
@@ -525,7 +525,7 @@ def test_two_entries_of_one_algorithm_are_two_runs() -> None:
 # -- files of a plan ---------------------------------------------------------------------------------------------------
 
 
-def test_run_yaml_holds_the_settings_in_full_and_comes_back() -> None:
+def test_run_yaml_contains_all_settings_of_run() -> None:
     plan = make_plan(make_study(("cwfedavg",), algorithms__cwfedavg={"wdr": 1e-5}))
     planner.write_plan(plan)
     (run,) = plan.runs
@@ -559,7 +559,7 @@ def test_run_yaml_holds_the_settings_in_full_and_comes_back() -> None:
     ],
     ids=["edited", "another-key", "empty", "no-yaml", "a-date"],
 )
-def test_an_edited_run_yaml_is_refused(edit: Any, problem: str) -> None:
+def test_edited_or_damaged_run_yaml_is_rejected(edit: Any, problem: str) -> None:
     plan = make_plan(make_study())
     planner.write_plan(plan)
     path = plan.runs[0].files.settings
@@ -568,12 +568,12 @@ def test_an_edited_run_yaml_is_refused(edit: Any, problem: str) -> None:
         RunSettings.read(path)
 
 
-def test_a_missing_run_yaml_says_what_to_type() -> None:
+def test_missing_run_yaml_error_shows_plan_command() -> None:
     with pytest.raises(ArtifactError, match="`fedpipe plan`"):
         RunSettings.read(Path("results/runs/fedavg/0123456789ab/run.yaml"))
 
 
-def test_what_is_there_is_not_written_again() -> None:
+def test_write_plan_keeps_unchanged_files() -> None:
     settings = make_study(study__seeds=[0, 1])
     plan = make_plan(settings)
     planner.write_plan(plan)
@@ -599,7 +599,7 @@ STUDY_FOLDERS = {
 }
 
 
-def test_no_two_studies_have_one_place() -> None:
+def test_each_study_has_its_own_results_folder() -> None:
     folders = {params: str(layout.StudyFiles.from_params(Path(params)).path) for params in STUDY_FOLDERS}
     assert folders == STUDY_FOLDERS
     assert {str(layout.StudyFiles.from_params(Path.cwd() / params).path) for params in STUDY_FOLDERS} == set(
@@ -624,20 +624,20 @@ def test_no_two_studies_have_one_place() -> None:
         "studies/.yaml",
     ],
 )
-def test_a_study_elsewhere_has_no_place(params: str) -> None:
+def test_invalid_study_path_is_rejected(params: str) -> None:
     with pytest.raises(SettingsError, match=rf"{re.escape(params)}: .*params\.yaml"):
         layout.StudyFiles.from_params(Path(params))
 
 
 @pytest.mark.parametrize("name", ["tables", "Figures", "plots", "keys", "logs", "plan.json", "metrics.json"])
-def test_a_study_below_another_is_never_in_its_files(name: str) -> None:
+def test_study_path_inside_results_of_other_study_is_rejected(name: str) -> None:
     """studies/a.yaml has its tables in results/studies/a/tables."""
     for params in (f"studies/a/{name}.yaml", f"studies/a/{name}/x.yaml"):
         with pytest.raises(SettingsError, match=rf"'a/{name}' .* study 'a'.* '{name}'"):
             layout.StudyFiles.from_params(Path(params))
 
 
-def test_a_study_without_a_place_writes_nothing() -> None:
+def test_write_plan_of_misplaced_study_raises_and_writes_nothing() -> None:
     studies.write(make_study(), Path())
     Path("params.yaml").rename("x.yaml")
     plan = planner.make_plan(Path("x.yaml"))
@@ -646,19 +646,19 @@ def test_a_study_without_a_place_writes_nothing() -> None:
     assert [path.name for path in Path().iterdir()] == ["x.yaml"]
 
 
-def test_make_writes_nothing() -> None:
+def test_make_plan_writes_nothing() -> None:
     make_plan(make_study())
     assert [path.name for path in Path().iterdir()] == ["params.yaml"]
 
 
-def test_the_same_study_makes_the_same_plan() -> None:
+def test_plan_file_is_deterministic() -> None:
     planner.write_plan(make_plan(make_study()))
     first = Path("results/plan.json").read_bytes()
     planner.write_plan(make_plan(make_study()))
     assert Path("results/plan.json").read_bytes() == first
 
 
-def test_what_is_written_is_read_back() -> None:
+def test_plan_file_round_trip_keeps_all_fields() -> None:
     settings = make_study(("fedavg", "fedprox"), study__seeds=[0, 1], report__round="best")
     settings["study"]["grid"] = {"partition.alpha": [0.1, 1], "algorithms.fedprox.mu": [0.1, 1.0]}
     plan = make_plan(settings | {"execution": {"rounds_per_job": 1, "stack": 4}, "artifacts": {"keep_models": 2}})
@@ -669,8 +669,8 @@ def test_what_is_written_is_read_back() -> None:
     assert (read.execution.stack, read.keep_models, read.report.round, len(read.runs)) == (4, 2, "best", 2 * 2 * 3)
 
 
-def test_a_plan_of_an_earlier_version_is_read() -> None:
-    """Fields that were added later, with a default, are missing."""
+def test_plan_of_earlier_version_is_read_with_defaults() -> None:
+    """The plan lacks fields that were added later with a default."""
     plan = make_plan(make_study())
     planner.write_plan(plan)
     content = json.loads(plan.study_files.plan.read_text())
@@ -684,8 +684,8 @@ def test_a_plan_of_an_earlier_version_is_read() -> None:
         Plan.read(plan.study_files.plan)
 
 
-def test_reading_a_plan_imports_nothing_that_takes_time() -> None:
-    """Every node that parses the Snakefile reads it."""
+def test_reading_plan_imports_no_slow_packages() -> None:
+    """Every node that parses the Snakefile reads the plan."""
     planner.write_plan(make_plan(make_study()))
     program = (
         "import sys; from pathlib import Path\n"
@@ -697,7 +697,7 @@ def test_reading_a_plan_imports_nothing_that_takes_time() -> None:
     assert done.stdout == "\n"
 
 
-def test_each_component_is_built_once_on_its_way_from_params_to_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planning_builds_each_component_once(monkeypatch: pytest.MonkeyPatch) -> None:
     built: Counter[str] = Counter()
     build = registry.build_component
 
@@ -708,12 +708,12 @@ def test_each_component_is_built_once_on_its_way_from_params_to_a_plan(monkeypat
     monkeypatch.setattr(registry, "build_component", build_and_count)
     settings = make_study(("fedavg", "fedprox", "strong"), study__seeds=[0, 1, 2], dataset__name="digits")
     settings["algorithms"]["strong"] = {"algorithm": "fedprox"}
-    del settings["algorithms"]["fedavg"]  # one of fedpipe's needs no entry
+    del settings["algorithms"]["fedavg"]  # a built-in algorithm needs no entry
     make_plan(settings)
     assert built == {"algorithms": 3, "partition": 1, "model": 1, "dataset": 1}
 
 
-def test_a_method_without_an_entry_has_its_defaults_and_its_key() -> None:
+def test_method_without_entry_has_run_key_of_its_defaults() -> None:
     with_entries, without = make_study(("fedavg", "fedprox")), make_study(("fedavg", "fedprox"))
     del without["algorithms"]
     assert [run.key for run in make_plan(without).runs] == [run.key for run in make_plan(with_entries).runs]
@@ -723,7 +723,7 @@ def test_a_method_without_an_entry_has_its_defaults_and_its_key() -> None:
 
 
 def find_changed_sources(plan: NewPlan) -> set[str]:
-    """Find sources that have changed after planning."""
+    """Find sources that have changed since planning."""
     return {path for path, sha256 in plan.source_hashes.items() if compute_file_sha256(Path(path)) != sha256}
 
 
@@ -736,7 +736,7 @@ def find_changed_sources(plan: NewPlan) -> set[str]:
     ],
     ids=["algorithm", "partition", "model"],
 )
-def test_ones_own_components_are_sources_of_the_plan(settings: dict[str, Any], request: pytest.FixtureRequest) -> None:
+def test_custom_components_are_sources_of_plan(settings: dict[str, Any], request: pytest.FixtureRequest) -> None:
     module = f"own_{request.node.callspec.id}"
     file = Path(f"{module}.py")
     file.write_text(CUSTOM_COMPONENTS)
@@ -748,7 +748,7 @@ def test_ones_own_components_are_sources_of_the_plan(settings: dict[str, Any], r
     assert find_changed_sources(plan) == {file.name}
 
 
-def test_params_yaml_and_the_package_are_sources_of_the_plan() -> None:
+def test_params_yaml_and_package_are_sources_of_plan() -> None:
     plan = make_plan(make_study())
     assert "params.yaml" in plan.source_hashes
     assert any(path.endswith("fedpipe/algorithms/fedavg.py") for path in plan.source_hashes)
@@ -756,8 +756,8 @@ def test_params_yaml_and_the_package_are_sources_of_the_plan() -> None:
     assert find_changed_sources(plan) == {"params.yaml"}
 
 
-def test_a_field_that_would_hide_the_code_in_the_key_is_refused(in_empty_folder: Path) -> None:
-    """A parameter of that name would replace the digest of the source in the key."""
+def test_custom_component_with_field_code_is_rejected(in_empty_folder: Path) -> None:
+    """A parameter `code` would replace the digest of the source code in the run key."""
     text = CUSTOM_COMPONENTS.replace(
         '"""FedAvg by another name."""', '"""FedAvg by another name."""\n\n    code: str = "fixed"'
     )

@@ -1,4 +1,4 @@
-"""Random studies from the schema of params.yaml: each is planned or rejected with messages, and planned ones run."""
+"""Random studies from the schema of params.yaml. Each is planned or rejected with messages. Planned studies run."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ SECTIONS = ("transforms", "federation", "evaluation", "partition", "model", "rep
 
 
 class RandomStudy:
-    """Random values of a JSON Schema, some of them invalid."""
+    """Draws random values of a JSON Schema, some of them invalid."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.definitions: dict[str, Any] = {}
 
-    def value(self, schema: dict[str, Any]) -> Any:
-        """A value of a schema. One in fifty is invalid or extreme."""
+    def draw_value(self, schema: dict[str, Any]) -> Any:
+        """Return a value of a schema. One in fifty is invalid or extreme."""
         schema = self.definitions[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
         if self.random.random() < 0.02:
             return self.random.choice(EXTREME_VALUES)
@@ -46,7 +46,7 @@ class RandomStudy:
         if "enum" in schema:
             return self.random.choice(schema["enum"])
         if choices := schema.get("anyOf") or schema.get("oneOf"):
-            return self.value(self.random.choice(choices))
+            return self.draw_value(self.random.choice(choices))
         match schema.get("type"):
             case "integer":
                 return self.random.randint(schema.get("minimum", 0), schema.get("minimum", 0) + 3)
@@ -58,26 +58,26 @@ class RandomStudy:
                 return self.random.random() < 0.5
             case "array":
                 count = self.random.randint(schema.get("minItems", 0), schema.get("minItems", 0) + 2)
-                return [self.value(schema.get("items", {})) for _ in range(count)]
+                return [self.draw_value(schema.get("items", {})) for _ in range(count)]
             case "object" if "properties" in schema:
-                return self.section(schema, 0.3)
+                return self.draw_section(schema, 0.3)
             case "object":
                 return {}
             case "null":
                 return None
         return "x"
 
-    def section(self, schema: dict[str, Any], fraction: float) -> dict[str, Any]:
-        """Some keys of a section, including required ones."""
+    def draw_section(self, schema: dict[str, Any], fraction: float) -> dict[str, Any]:
+        """Return some keys of a section, including the required ones."""
         required = schema.get("required", [])
         return {
-            key: self.value(part)
+            key: self.draw_value(part)
             for key, part in schema["properties"].items()
             if key in required or self.random.random() < fraction
         }
 
-    def study(self) -> dict[str, Any]:
-        """A small study."""
+    def draw_study(self) -> dict[str, Any]:
+        """Return a small study."""
         schema = build_json_schema()
         self.definitions = schema["$defs"]
         params: dict[str, Any] = {"dataset": dict(self.random.choice(DATA))}
@@ -90,25 +90,25 @@ class RandomStudy:
                     **part,
                     "properties": {key: field for key, field in part["properties"].items() if key != "sha256"},
                 }
-                params[name] = self.section(part, 0.15)
+                params[name] = self.draw_section(part, 0.15)
         federation = {"clients": self.random.randint(1, 5), "rounds": 1} | params.get("federation", {})
         params["federation"] = federation
         label = self.random.choice(registry.list_components(component.ALGORITHM))
-        entry = self.section(schema["properties"]["algorithms"]["properties"][label], 0.2)
+        entry = self.draw_section(schema["properties"]["algorithms"]["properties"][label], 0.2)
         params["algorithms"] = {label: {key: value for key, value in entry.items() if key != "algorithm"}}
         params["study"] = {"algorithms": [label], "seeds": [self.random.randint(0, 9)]}
         return params
 
 
 @pytest.mark.slow
-def test_a_study_of_the_schema_is_planned_or_refused_in_sentences_and_runs(
+def test_random_study_is_rejected_with_messages_or_planned_and_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned = []
     for seed in range(STUDIES):
         (folder := tmp_path / str(seed)).mkdir()
         monkeypatch.chdir(folder)
-        studies.write(settings := RandomStudy(seed).study(), Path())
+        studies.write(settings := RandomStudy(seed).draw_study(), Path())
         try:
             plan = planner.make_plan()
         except SettingsError as error:

@@ -1,4 +1,4 @@
-"""The draws of `tune` in the plan: exact values, one run per draw and seed, and the plan after each rung."""
+"""Hyperparameter search in the plan: values of the draws, one run per draw and seed, and the plan after each rung."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def draw(draws: int = 4, seed: int = 100, over: dict[str, Any] = OVER) -> dict[s
     return Tune.model_validate(settings).draw_values(["fedavg", "fedprox"])
 
 
-def test_draws_are_a_function_of_seed_range_and_number() -> None:
+def test_search_draws_depend_only_on_seed_range_and_number() -> None:
     draws = draw()
     assert draws == {
         "fedavg": EXACT_RATES,
@@ -81,7 +81,7 @@ def test_draws_are_a_function_of_seed_range_and_number() -> None:
     assert draw(over={"algorithms.fedprox.mu": OVER["algorithms.fedprox.mu"]})["fedavg"] == []
 
 
-def test_methods_share_the_values_of_common_keys_whatever_their_labels() -> None:
+def test_search_draws_of_common_keys_are_equal_for_all_methods() -> None:
     over = OVER | {"algorithms.fedavg.mu": {"linear": [0.0, 1.0]}}
     fedavg, fedprox = draw(over=over).values()
     for one, other in zip(fedavg, fedprox, strict=True):
@@ -90,7 +90,7 @@ def test_methods_share_the_values_of_common_keys_whatever_their_labels() -> None
     assert len({str(values) for values in Tune.model_validate(settings).draw_values(["a", "b"]).values()}) == 1
 
 
-def test_draws_cover_a_range_evenly() -> None:
+def test_search_draws_cover_range_evenly() -> None:
     values = draw(8, 3, {"federation.learning_rate": {"linear": [0.0, 8.0]}})["fedavg"]
     assert sorted(int(value["federation.learning_rate"]) for value in values) == [*range(8)]
 
@@ -98,7 +98,7 @@ def test_draws_cover_a_range_evenly() -> None:
 # -- plan --------------------------------------------------------------------------------------------------------------
 
 
-def test_every_method_has_the_same_number_of_draws() -> None:
+def test_search_has_same_number_of_draws_for_each_method() -> None:
     plan = plan_study()
     assert plan.tuning is not None
     assert [(planned.algorithm, len(planned.candidates)) for planned in plan.tuning.searches] == [
@@ -121,7 +121,7 @@ def test_every_method_has_the_same_number_of_draws() -> None:
     )
 
 
-def test_a_method_with_its_own_protocol_is_ranked_by_that_model() -> None:
+def test_search_ranks_method_by_its_own_protocol() -> None:
     plan = plan_study(
         algorithms={"fedavg": {"protocol": "finetuned-on-local"}},
         evaluation={"protocols": ["personal-on-local", "finetuned-on-local"]},
@@ -135,7 +135,7 @@ def test_a_method_with_its_own_protocol_is_ranked_by_that_model() -> None:
     assert settings.evaluation["finetune_epochs"] == 1
 
 
-def test_each_point_of_the_grid_has_a_search() -> None:
+def test_each_grid_point_has_its_own_search() -> None:
     plan = plan_study(study={"seeds": [0], "grid": {"partition.alpha": [0.1, 0.5]}})
     assert plan.tuning is not None
     assert [(planned.algorithm, planned.grid) for planned in plan.tuning.searches][:1] == [
@@ -144,7 +144,7 @@ def test_each_point_of_the_grid_has_a_search() -> None:
     assert len({key for planned in plan.tuning.searches for one in planned.candidates for key in one.keys}) == 4 * 4 * 2
 
 
-def test_more_draws_rungs_or_study_seeds_keep_the_keys_of_the_draws() -> None:
+def test_more_draws_rungs_or_study_seeds_keep_run_keys_of_draws() -> None:
     paths = plan_study().draw_run_paths
     assert plan_study({"rungs": [3, 4]}).draw_run_paths == paths
     assert plan_study(study={"seeds": [5]}).draw_run_paths == paths
@@ -153,7 +153,7 @@ def test_more_draws_rungs_or_study_seeds_keep_the_keys_of_the_draws() -> None:
     assert plan_study({"seeds": [101]}).draw_run_paths.isdisjoint(paths), "the first seed also seeds the draws"
 
 
-def test_a_study_without_the_section_has_the_same_plan_as_before() -> None:
+def test_plan_without_tune_section_contains_no_tuning() -> None:
     studies.write(studies.settings(("fedavg",)), Path())
     content = planner.make_plan().to_dict()
     assert "tuning" not in content
@@ -161,7 +161,7 @@ def test_a_study_without_the_section_has_the_same_plan_as_before() -> None:
     assert content["grid"] == {}
 
 
-def test_draws_with_the_same_values_count_as_one() -> None:
+def test_search_counts_draws_with_equal_values_once() -> None:
     plan = plan_study({"over": {"federation.batch_size": {"choice": [16, 32, 64]}}, "draws": 8, "rungs": [1, 2]})
     assert plan.tuning is not None
     candidates = plan.tuning.searches[0].candidates
@@ -181,7 +181,7 @@ def get_rounds_of_draws(plan: Plan) -> dict[str, int]:
     return {cell.grid["tuning"]: max(one.rounds for one in cells if one.grid == cell.grid) for cell in cells}
 
 
-def test_the_plan_follows_the_results_of_the_rungs() -> None:
+def test_plan_follows_rung_results_until_winners_run() -> None:
     made = plan_study()
     path = made.study_files.plan
     bytes_before = path.read_bytes()
@@ -219,7 +219,7 @@ def test_the_plan_follows_the_results_of_the_rungs() -> None:
 @pytest.mark.parametrize(
     "change", [{"search": "0" * 12}, {"rounds": 2}, {"searches": []}, {"searches": [{"algorithm": "fedavg"}]}]
 )
-def test_a_result_of_another_search_counts_as_missing(change: dict[str, Any]) -> None:
+def test_rung_result_of_other_search_counts_as_missing(change: dict[str, Any]) -> None:
     plan = plan_study()
     write_result(plan, 1, (2, 1))
     path = plan.study_files.get_rung_result_path(1)
@@ -228,14 +228,14 @@ def test_a_result_of_another_search_counts_as_missing(change: dict[str, Any]) ->
     assert plan.read_rungs() == ()
 
 
-def test_a_changed_search_forgets_the_results() -> None:
+def test_changed_search_ignores_earlier_rung_results() -> None:
     write_result(plan_study(), 1, (2, 1))
     for tune, sections in (({"draws": 5}, {}), ({"rungs": [1, 3]}, {}), ({}, {"study": {"seeds": [0, 2]}})):
         assert plan_study(tune, **sections).read_rungs() == ()
     assert len(plan_study().read_rungs()) == 1
 
 
-def test_a_method_without_a_range_is_its_own_winner() -> None:
+def test_method_without_search_range_has_no_draws() -> None:
     plan = plan_study({"over": {"algorithms.fedprox.mu": {"log": [0.01, 1]}}})
     assert plan.tuning is not None
     assert [len(planned.candidates) for planned in plan.tuning.searches] == [0, 4]

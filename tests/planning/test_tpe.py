@@ -1,4 +1,4 @@
-"""Draws of Optuna's TPE: a function of ranking and seed, in the plan after each rung, and within its bound."""
+"""Draws of Optuna's TPE depend on ranking and seed, extend the plan after each rung, and respect its upper bound."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def draw(count: int = 6, seed: int = 1, order: int = 1) -> list[dict[str, Any]]:
     return tpe.draw_tpe_samples(RANGES, values, count, seed)
 
 
-def test_values_are_a_function_of_ranking_and_seed() -> None:
+def test_tpe_samples_depend_on_ranking_and_seed() -> None:
     drawn = draw()
     assert draw() == drawn
     assert draw(3) == drawn[:3]
@@ -89,7 +89,7 @@ def test_values_are_a_function_of_ranking_and_seed() -> None:
     assert draw(order=-1) != drawn
 
 
-def test_values_are_in_their_ranges() -> None:
+def test_tpe_samples_are_in_their_ranges() -> None:
     for values in draw(20):
         assert values.keys() == RANGES.keys()
         assert 0.001 <= values["log"] <= 1
@@ -102,7 +102,7 @@ def test_values_are_in_their_ranges() -> None:
         assert values["constant"] == 3
 
 
-def test_values_are_near_the_best_draws() -> None:
+def test_tpe_samples_are_near_best_draws() -> None:
     over = {"federation.learning_rate": {"log": [0.001, 10]}}
     settings = TUNE | {"over": over, "draws": 16}
     sobol = Tune.model_validate(settings).draw_values(["fedavg"])["fedavg"]
@@ -119,7 +119,7 @@ def test_values_are_near_the_best_draws() -> None:
 # -- plan --------------------------------------------------------------------------------------------------------------
 
 
-def test_the_plan_has_the_first_batch_and_a_bound() -> None:
+def test_tpe_plan_has_first_batch_and_upper_bound_of_runs() -> None:
     sobol, plan = plan_study(sampler="sobol"), plan_study()
     assert plan.tuning is not None
     assert sobol.tuning is not None
@@ -136,7 +136,7 @@ def test_the_plan_has_the_first_batch_and_a_bound() -> None:
     assert (remaining.runs, remaining.rounds) == (56 + 8, 4 * rounds + 8 * 4), "two settings, methods and seeds"
     # Jobs of the draws in rungs 2 and 3, and of the winners.
     assert count_later_jobs(plan, plan.execution) == {"segment": 4 * (7 + 5) + 4}
-    # Later draws of TPE, and winners, with two methods and seeds. The plan, the jobs and the status count them alike.
+    # Later draws of TPE, and winners, with two methods and seeds. Plan, jobs and status print the same number.
     later_runs = "at most 28 later runs"
     assert f". {later_runs.capitalize()} " in search.describe_largest_search_size(plan)
     progress = status.describe_search_progress(plan)
@@ -147,7 +147,7 @@ def test_the_plan_has_the_first_batch_and_a_bound() -> None:
     assert sentence in describe_hyperparameter_search(plan)
 
 
-def test_each_rung_adds_a_batch_until_the_winners_run() -> None:
+def test_tpe_adds_batch_after_each_rung_until_winners_run() -> None:
     plan = plan_study()
     content = plan.study_files.plan.read_bytes()
     first = finish_rung(target=0.1)
@@ -187,7 +187,7 @@ def test_each_rung_adds_a_batch_until_the_winners_run() -> None:
     assert freshness.needs_planning(Path("params.yaml"), "full")
 
 
-def test_draws_depend_on_the_ranking_and_the_first_seed() -> None:
+def test_tpe_draws_depend_on_ranking_and_first_seed() -> None:
     plan_study()
     first, again = finish_rung(target=0.1), planner.make_plan()
     again.study_files.get_rung_result_path(1).unlink()
@@ -199,7 +199,7 @@ def test_draws_depend_on_the_ranking_and_the_first_seed() -> None:
     assert [[new.values for new in result.new_draws] for result in finish_rung(target=0.1).searches] == values
 
 
-def test_draws_of_later_rungs_rank_first_and_diverged_draws_last() -> None:
+def test_tpe_ranks_draws_of_later_rungs_first_and_diverged_draws_last() -> None:
     plan = plan_study()
     assert plan.tuning is not None
     planned = plan.tuning.searches[0]
@@ -213,7 +213,7 @@ def test_draws_of_later_rungs_rank_first_and_diverged_draws_last() -> None:
     assert tpe.rank_all_draws(planned, results) == [4, 1, 2, 3, 0]
 
 
-def test_a_draw_with_another_key_counts_as_missing_when_the_study_is_planned() -> None:
+def test_planning_removes_rung_result_with_wrong_key_of_tpe_draw() -> None:
     plan = plan_study()
     finish_rung(target=0.1)
     path = plan.study_files.get_rung_result_path(1)

@@ -1,4 +1,4 @@
-"""Warnings of a plan about methods without effect, or methods that equal another one."""
+"""Plan warnings about methods that have no effect or equal another method."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def make_study(parameters: dict[str, Any]) -> dict[str, Any]:
-    """A study of four rounds with one algorithm, called ``x``."""
+    """Return a study of four rounds with one algorithm, ``x``."""
     return studies.settings((), algorithms={"x": parameters}, study={"algorithms": ["x"]})
 
 
@@ -63,7 +63,7 @@ CIFAR = {"dataset": {"name": "cifar10"}}
 CIFAR_CNN5 = {"name": "cnn5", "hidden": [8, 8]}
 FEDBN = ("algorithms.x: ", "normalization layers")
 FEDFOMO = ("algorithms.x", "dataset.validation_fraction")
-#: Parameters of the algorithm, sections of params.yaml, and the start of the warning with other parts of it.
+#: Parameters of the algorithm, sections of params.yaml, and the beginning and other parts of the warning.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
     "fedbn-mlp": ({"algorithm": "fedbn"}, {}, FEDBN),
     "fedbn-cnn": ({"algorithm": "fedbn"}, {"model": {"name": "cnn", "hidden": 8}}, (*FEDBN, "model.batch_norm")),
@@ -95,13 +95,13 @@ def require_warning(warnings: list[str], parts: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_warning_begins_with_its_key(case: str) -> None:
+def test_plan_warns_about_methods_without_effect(case: str) -> None:
     parameters, sections, parts = CASES[case]
     require_warning(list_warnings(make_study(parameters) | sections), parts)
 
 
 @pytest.mark.parametrize(("split", "parts"), [("validation", ()), ("train", FEDFOMO)])
-def test_a_partition_of_ones_own_may_bring_validation_data(split: str, parts: tuple[str, ...]) -> None:
+def test_fedfomo_warning_depends_on_validation_data_of_partition_file(split: str, parts: tuple[str, ...]) -> None:
     uses = ["train"] * 1000 + [split] * 300 + ["test"] * 100
     rows = [f"{sample},{sample % 10},{use}" for sample, use in enumerate(uses)]
     Path("mine.csv").write_text("\n".join(["sample,client,split", *rows]))
@@ -110,8 +110,8 @@ def test_a_partition_of_ones_own_may_bring_validation_data(split: str, parts: tu
     require_warning(list_warnings(make_study({"algorithm": "fedfomo"}) | {"partition": partition}), parts)
 
 
-def test_weights_are_not_fetched_to_count_layers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A frozen base has no layers that train."""
+def test_planning_downloads_no_weights_to_count_layers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A frozen base has no trainable layers."""
 
     def reject_download(*_: Any, **__: Any) -> None:
         raise AssertionError("a plan downloads nothing")
@@ -123,11 +123,11 @@ def test_weights_are_not_fetched_to_count_layers(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("family", ["Unbuildable", "Normalized"])
-def test_a_model_of_ones_own_stops_no_plan(family: str) -> None:
+def test_plan_of_custom_model_has_no_fedbn_warning(family: str) -> None:
     assert list_warnings(make_study({"algorithm": "fedbn"}) | {"model": {"name": f"{__name__}.{family}"}}) == []
 
 
-def test_each_is_said_once_and_points_of_a_grid_have_their_own() -> None:
+def test_plan_warnings_are_distinct_and_cover_grid_points() -> None:
     grid = {"partition.alpha": [0.3, 1.0], "algorithms.x.after": [1, 4, 9]}
     warnings = list_warnings(
         make_study({"algorithm": "cfl"}) | {"study": {"algorithms": ["x"], "seeds": [0, 1], "grid": grid}}
@@ -138,7 +138,7 @@ def test_each_is_said_once_and_points_of_a_grid_have_their_own() -> None:
     ]
 
 
-def test_the_command_prints_them_beside_its_output_and_records_them() -> None:
+def test_plan_command_prints_warnings_to_stderr_and_records_them() -> None:
     studies.write(make_study({"algorithm": "cfl"}), Path())
     command = [sys.executable, "-m", "fedpipe", "plan", "--dry-run"]
     dry = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -152,7 +152,7 @@ def test_the_command_prints_them_beside_its_output_and_records_them() -> None:
     assert [f"fedpipe: warning: {sentence}" for sentence in recorded] == [line]
 
 
-def test_of_several_studies_each_warning_names_its_own() -> None:
+def test_plan_warnings_of_several_studies_begin_with_study_path() -> None:
     for name in ("one", "two"):
         path = Path("studies/a") / f"{name}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -165,7 +165,7 @@ def test_of_several_studies_each_warning_names_its_own() -> None:
     ]
 
 
-def test_the_table_repeats_them_under_itself() -> None:
+def test_results_table_is_followed_by_plan_warnings() -> None:
     tree = Tree(["fedavg"], seeds=[0])
     tree.write(0, [{"global-on-global": [(1, 2)]}] * 3)
     before = tables.render_markdown_table(StudyData(tree.plan))
@@ -184,10 +184,10 @@ def test_the_table_repeats_them_under_itself() -> None:
         ({"split": "pooled", "test_fraction": 0.4, "subset": 30}, None),
     ],
 )
-def test_clients_without_test_samples_are_listed(
+def test_plan_warns_about_clients_without_test_samples(
     dataset: dict[str, Any], problem: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fifth of three samples is none. All seeds have the same warning, and the first is printed."""
+    """A fifth of three samples rounds down to zero. The plan contains only the first seed's warning."""
     monkeypatch.chdir(tmp_path)
     settings = studies.settings(dataset={"name": "digits"} | dataset, study={"seeds": [0, 1]})
     studies.prepare(settings | {"partition": {"scheme": "iid"}})

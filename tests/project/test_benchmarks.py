@@ -71,7 +71,7 @@ for _ in range(int(arguments["-gr"]) + 1):
 }
 
 
-def run(name: str, json_file: Path | None = None, *options: str) -> Any:
+def run_program(name: str, json_file: Path | None = None, *options: str) -> Any:
     """Run a program. Return its output, or the numbers that it writes to a file."""
     command = [sys.executable, str(ROOT / f"benchmarks/{name}.py"), *SMALL[name], *options]
     command += [] if json_file is None else ["--json", str(json_file)]
@@ -81,19 +81,18 @@ def run(name: str, json_file: Path | None = None, *options: str) -> Any:
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package is installed."""
     try:
         return bool(importlib.metadata.version(package))
     except importlib.metadata.PackageNotFoundError:
         return False
 
 
-def test_every_program_is_run_by_a_test() -> None:
+def test_tests_cover_all_benchmark_programs() -> None:
     assert {path.stem for path in (ROOT / "benchmarks").glob("*.py")} == SMALL.keys() | ELSEWHERE | SCRIPTS
 
 
-def test_a_round(tmp_path: Path) -> None:
-    figures = run("round", tmp_path / "figures.json")
+def test_round_figures_are_consistent(tmp_path: Path) -> None:
+    figures = run_program("round", tmp_path / "figures.json")
     assert figures["training_samples"] + figures["test_samples"] == 1000
     assert figures["precision"] == "full"
     rate, seconds = max(figures["blas_gflops"], figures["onednn_gflops"]), figures["seconds_per_round"]
@@ -104,14 +103,14 @@ def test_a_round(tmp_path: Path) -> None:
     assert figures["bare_loop_seconds"] / figures["bare_loop_over_training"] < seconds
 
 
-def test_missing_peers(tmp_path: Path) -> None:
+def test_peers_table_shows_reasons_of_missing_systems(tmp_path: Path) -> None:
     """fedpipe is measured, and each missing system has a reason in the table."""
     missing = {"fluke": "fluke-fl", "flower": "flwr"}
     missing = {name: package for name, package in missing.items() if not is_installed(package)}
     systems = ("--system", "fedpipe", "pfllib", "fl-bench", *missing)
     table, figure = tmp_path / "table.md", tmp_path / "figure.svg"
     outputs = ("--markdown", str(table), "--figure", str(figure))
-    rows = run("peers", tmp_path / "figures.json", *systems, "--fl-bench", str(tmp_path), *outputs)["rows"]
+    rows = run_program("peers", tmp_path / "figures.json", *systems, "--fl-bench", str(tmp_path), *outputs)["rows"]
     fedpipe, *peers = rows
     assert fedpipe["round_seconds"] == [fedpipe["seconds_per_round"]]
     training = fedpipe["seconds_per_round"] - fedpipe["evaluation_seconds"][0]
@@ -129,7 +128,7 @@ def test_missing_peers(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_peer_that_trains_in_another_way(tmp_path: Path) -> None:
+def test_peers_fails_if_accuracy_of_peer_differs(tmp_path: Path) -> None:
     """A peer gets the same samples and participants. If its accuracy differs, the program fails after all systems."""
     for name, text in UNTRAINED_PFLLIB.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -145,16 +144,16 @@ def test_a_peer_that_trains_in_another_way(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_startup(tmp_path: Path) -> None:
-    figures = run("startup", tmp_path / "figures.json")
+def test_startup_figures_are_consistent(tmp_path: Path) -> None:
+    figures = run_program("startup", tmp_path / "figures.json")
     assert figures["large_plan_runs"] == len(registry.list_components(component.ALGORITHM))
     assert figures["plan_over_torch"] == figures["plan_s"] / figures["torch_s"]
     assert 0 < figures["help_s"] < figures["plan_s"]
 
 
 @pytest.mark.slow
-def test_models(tmp_path: Path) -> None:
-    lenet, fasttext = run("models", tmp_path / "figures.json")
+def test_models_figures_are_consistent(tmp_path: Path) -> None:
+    lenet, fasttext = run_program("models", tmp_path / "figures.json")
     assert (lenet["model"], fasttext["model"]) == ("lenet", "fasttext")
     fastest = max(lenet["plain_samples_per_second"], lenet["channels_last_samples_per_second"])
     assert lenet["over_fastest_plain"] == lenet["fedpipe_samples_per_second"] / fastest
@@ -162,10 +161,10 @@ def test_models(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_variants_compute_equal_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All variants and bare loops compute the same gradients."""
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")  # it would take most of the time
-    figures = run("kernels", tmp_path / "figures.json", "--markdown", str(tmp_path / "tables.md"))
+    figures = run_program("kernels", tmp_path / "figures.json", "--markdown", str(tmp_path / "tables.md"))
     (compilation,), (training,), (evaluation,) = (figures[part] for part in ("compilation", "training", "evaluation"))
     assert compilation["second process (s)"] > 0
     variants = {name: cell for name, cell in training.items() if name not in {"model", "fedpipe (ms)"}}
@@ -177,7 +176,7 @@ def test_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (tmp_path / "tables.md").read_text().count("| cnn4 |") == 3
 
 
-def test_kernels_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_reports_missing_operation(monkeypatch: pytest.MonkeyPatch) -> None:
     """An operation that PyTorch does not have is reported, and the other variants are measured."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     program = importlib.import_module("kernels")
@@ -193,37 +192,37 @@ def test_kernels_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_algorithms(tmp_path: Path) -> None:
-    """FedProx's passes are FedAvg's."""
-    fedavg, fedprox = run("algorithms", tmp_path / "figures.json")
+def test_algorithms_figures_are_consistent(tmp_path: Path) -> None:
+    """FedProx has the passes of FedAvg."""
+    fedavg, fedprox = run_program("algorithms", tmp_path / "figures.json")
     for measured in (fedavg, fedprox):
         assert measured["passes"] == 1
         assert measured["overhead"] == measured["round"] > 0
 
 
-def test_partitions() -> None:
-    schemes = re.findall(r"^\| ([a-z-]+) \| (\d+\.\d\d) \|$", run("partitions"), flags=re.M)
+def test_partitions_prints_seconds_of_schemes() -> None:
+    schemes = re.findall(r"^\| ([a-z-]+) \| (\d+\.\d\d) \|$", run_program("partitions"), flags=re.M)
     assert {"iid", "dirichlet", "shards"} < dict(schemes).keys()
 
 
 @pytest.mark.slow
-def test_what_algorithms_learn(tmp_path: Path) -> None:
-    fedavg, local = run("learns", tmp_path / "figures.json")["figures"]
+def test_learns_figures_contain_accuracies(tmp_path: Path) -> None:
+    fedavg, local = run_program("learns", tmp_path / "figures.json")["figures"]
     assert (fedavg["algorithm"], local["algorithm"]) == ("fedavg", "local")
     assert 0 < local["Dir(0.1)"] <= 100
 
 
 @pytest.mark.slow
-def test_what_dvc_costs(tmp_path: Path) -> None:
-    figures = run("versioning", tmp_path / "figures.json")
+def test_versioning_figures_are_positive(tmp_path: Path) -> None:
+    figures = run_program("versioning", tmp_path / "figures.json")
     assert figures["files"] == 2 * 7
     assert all(value > 0 for value in figures.values())
 
 
 @pytest.mark.slow
-def test_thousands_of_clients(tmp_path: Path) -> None:
+def test_clients_figures_cover_all_commands(tmp_path: Path) -> None:
     """All commands succeed, among them `fedpipe verify`."""
-    figures = run("clients", tmp_path / "figures.json")
+    figures = run_program("clients", tmp_path / "figures.json")
     assert figures["samples"] >= 20 * 10
     assert all(figures[name]["seconds"] > 0 for name in ("download", "plan", "partition", "rounds", "table", "verify"))
     assert "cpu_seconds" in figures["status"]
@@ -231,9 +230,9 @@ def test_thousands_of_clients(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_scale(tmp_path: Path) -> None:
+def test_scale_tables_have_clients_rounds_and_runs(tmp_path: Path) -> None:
     """The tables of clients, rounds and runs have a row each, and Snakemake submits jobs to a simulated Slurm."""
-    run("scale", None, "--markdown", str(tmp_path / "tables.md"))
+    run_program("scale", None, "--markdown", str(tmp_path / "tables.md"))
     lines = [line.strip("| ").split(" | ") for line in (tmp_path / "tables.md").read_text().splitlines()]
     clients, rounds, runs = (
         dict(zip(heads, cells, strict=True))
@@ -255,8 +254,8 @@ def run_gpu_script(**variables: str) -> tuple[int, Any]:
 
 
 @pytest.mark.slow
-def test_all_figures_of_a_gpu_with_a_failing_variant() -> None:
-    """A stack of 0 clients is an error, which is reported with the figures of all other variants and parts."""
+def test_gpu_script_reports_all_figures_and_failing_variant() -> None:
+    """The error of a stack of 0 clients is reported with the figures of all other variants and parts."""
     status, figures = run_gpu_script(STACKS="1 2 0")
     assert status == 1
     assert re.fullmatch("[0-9a-f]{7,}(-dirty)?", figures["commit"])
@@ -288,7 +287,7 @@ def test_all_figures_of_a_gpu_with_a_failing_variant() -> None:
     assert "--pfllib is missing" in pfllib["reason"]
 
 
-def test_parts_of_a_gpu_without_time() -> None:
+def test_gpu_script_without_time_reports_all_parts() -> None:
     status, figures = run_gpu_script(TOTAL="0", MODELS="cnn4")
     assert status == 1
     assert [*figures["parts"]] == ["contract", "bits-cnn4-1", "bits-cnn4-2", "round-cnn4-2", "peers"]
@@ -296,7 +295,7 @@ def test_parts_of_a_gpu_without_time() -> None:
     assert figures["checks"] == {"two_runs_have_equal_bits": None, "graphs_have_equal_bits": None}
 
 
-def test_checks_of_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_figures_checks_compare_digests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs are compared with their repetition, and recorded steps with others of the same width."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     program = importlib.import_module("gpu_figures")
@@ -316,8 +315,8 @@ def test_checks_of_bits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_make_benchmarks_writes_the_tables(tmp_path: Path) -> None:
-    """The block of a section has the conditions and the table, and all other text stays."""
+def test_make_benchmarks_changes_only_its_section(tmp_path: Path) -> None:
+    """The block of a section contains the conditions and the table. All other text is unchanged."""
     page, text = tmp_path / "RESULTS.md", read("benchmarks/RESULTS.md")
     page.write_text(text)
     command = [sys.executable, str(ROOT / "benchmarks/results.py"), "partitions", "--page", str(page)]
@@ -332,7 +331,7 @@ def test_make_benchmarks_writes_the_tables(tmp_path: Path) -> None:
     assert {"iid", "dirichlet"} < {*re.findall(r"^\| ([a-z-]+) \| \d+\.\d\d \|$", after[1], flags=re.M)}
 
 
-def test_every_section_of_make_benchmarks_is_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_page_has_section_of_each_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     program = importlib.import_module("results")
     sections = re.findall("<!-- ([a-z]+) -->", read("benchmarks/RESULTS.md"))
@@ -341,8 +340,8 @@ def test_every_section_of_make_benchmarks_is_on_the_page(monkeypatch: pytest.Mon
     assert table.splitlines()[2:] == ["| seconds | 4,187 |", "| ratio | 1.43 |", "| runs | 1,350 |"]
 
 
-def test_every_table_of_results_names_its_commit() -> None:
-    """The text above each table names the commit of its numbers."""
+def test_results_tables_show_their_commit() -> None:
+    """The text above each table contains the commit of its numbers."""
     page = read("benchmarks/RESULTS.md")
     tables = [part for part in page.split("\n## ")[1:] if "\n|---" in part]
     assert len(tables) > 5

@@ -22,36 +22,36 @@ HOOKS: dict[str, Any] = {
 }
 
 
-def recipe(target: str) -> list[str]:
-    """The commands of a target of the Makefile."""
+def read_recipe(target: str) -> list[str]:
+    """Read the commands of a target of the Makefile."""
     lines = read("Makefile").partition(f"\n{target}:")[2].splitlines()[1:]
     end = next(index for index, line in enumerate(lines) if not line.startswith("\t"))
     return [line.strip() for line in lines[:end]]
 
 
-def commands(job: str) -> list[str]:
+def list_commands(job: str) -> list[str]:
     return [step["run"] for step in WORKFLOW["jobs"][job]["steps"] if "run" in step]
 
 
-def test_ci_is_make_test_test_all_and_lint() -> None:
+def test_ci_runs_make_test_test_all_and_lint() -> None:
     called = [line for line in read(".ci/run").splitlines() if line.startswith("make ")]
     assert called == ["make test", "make test-all", "make lint"]
     assert os.access(ROOT / ".ci/run", os.X_OK)
 
 
-def test_the_workflow_runs_ci_on_python_3_11() -> None:
+def test_workflow_runs_ci_on_python_3_11() -> None:
     job = WORKFLOW["jobs"]["all"]
     assert job["runs-on"].startswith("ubuntu-")
     assert job["container"] == "python:3.11-bookworm"
-    assert commands("all")[-1] == ".ci/run"
-    triggers = WORKFLOW[True]  # `on`, to YAML 1.1
+    assert list_commands("all")[-1] == ".ci/run"
+    triggers = WORKFLOW[True]  # YAML 1.1 reads `on` as true
     assert {"push", "pull_request"} <= set(triggers)
 
 
-def test_newer_pythons_run_the_linters_and_the_tests_of_keys() -> None:
+def test_workflow_runs_linters_and_key_tests_on_newer_pythons() -> None:
     job = WORKFLOW["jobs"]["versions"]
     assert job["strategy"]["matrix"]["python"] == ["3.12", "3.13"]
-    setup, lint, test = commands("versions")
+    setup, lint, test = list_commands("versions")
     assert (setup, lint) == ("make setup PYTHON=python", "make lint")
     assert re.search(r"^PYTHON \?= ", read("Makefile"), flags=re.M)
     program, *arguments = shlex.split(test)
@@ -60,7 +60,7 @@ def test_newer_pythons_run_the_linters_and_the_tests_of_keys() -> None:
     assert (ROOT / path).is_file()
 
 
-def test_the_jobs_only_use_actions_and_files_that_are_named() -> None:
+def test_workflow_uses_only_github_actions_and_lock_file() -> None:
     steps = [step for job in WORKFLOW["jobs"].values() for step in job["steps"]]
     assert all(("run" in step) != ("uses" in step) for step in steps)
     assert all(re.fullmatch(r"actions/[\w-]+@v\d+", step["uses"]) for step in steps if "uses" in step)
@@ -70,11 +70,11 @@ def test_the_jobs_only_use_actions_and_files_that_are_named() -> None:
     assert (ROOT / "requirements.lock").is_file()
 
 
-def test_hooks_are_the_commands_of_make_lint_in_the_locked_versions() -> None:
+def test_pre_commit_hooks_match_make_lint() -> None:
     (repo,) = yaml.safe_load(read(".pre-commit-config.yaml"))["repos"]
     assert repo["repo"] == "local"
     entries = [hook["entry"] for hook in HOOKS.values()]
-    assert entries == [line for line in recipe("lint") if line != "snakemake --lint"]
+    assert entries == [line for line in read_recipe("lint") if line != "snakemake --lint"]
     for hook in HOOKS.values():
         assert (hook["language"], hook["pass_filenames"]) == ("system", False)
         command = hook["entry"].split()[0]
@@ -90,7 +90,7 @@ def test_hooks_are_the_commands_of_make_lint_in_the_locked_versions() -> None:
         ("snakefmt", "workflow/rules/data.smk", "rule   x:\n  output: 'y'\n"),
     ],
 )
-def test_a_hook_lets_the_project_pass_and_bad_code_fail(hook: str, path: str, bad: str, tmp_path: Path) -> None:
+def test_hooks_accept_project_and_reject_bad_code(hook: str, path: str, bad: str, tmp_path: Path) -> None:
     clone = studies.copy_project(tmp_path / "clone")
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
@@ -104,15 +104,15 @@ def test_a_hook_lets_the_project_pass_and_bad_code_fail(hook: str, path: str, ba
     assert run() == 1
 
 
-def test_files_that_start_a_hook_exist() -> None:
+def test_pre_commit_hooks_match_tracked_files() -> None:
     tracked = [str(path.relative_to(ROOT)) for path in [ROOT / "Snakefile", *ROOT.glob("workflow/rules/*.smk")]]
     assert all(re.search(HOOKS["snakefmt"]["files"], path) for path in tracked)
     tracked = [str(path.relative_to(ROOT)) for path in ROOT.glob("fedpipe/**/*.py")]
     assert all(re.search(HOOKS["mypy"]["files"], path) for path in tracked)
 
 
-def test_years_of_work_are_not_started_by_a_word(tmp_path: Path) -> None:
-    """`make papers PRESET=full`, in an empty folder."""
+def test_make_papers_rejects_preset_full(tmp_path: Path) -> None:
+    """`make papers PRESET=full` would take years, so it ends with an error."""
     command = ["make", "-f", str(ROOT / "Makefile"), "-o", "setup", "papers", "PRESET=full"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""The draw of functions for a review of names: all kinds of functions, no dunder method, the same for a seed."""
+"""draw_functions.py draws all kinds of functions except dunder methods, and repeats the draw of a seed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if True:
 """
 
 
-def test_every_function_can_be_drawn(tmp_path: Path) -> None:
+def test_draw_functions_covers_all_functions(tmp_path: Path) -> None:
     package = tmp_path / "package"
     (package / "room").mkdir(parents=True)
     (package / "room/sums.py").write_text(CODE)
@@ -42,7 +42,7 @@ def test_every_function_can_be_drawn(tmp_path: Path) -> None:
     assert set().union(*draws) == expected
 
 
-def test_a_seed_draws_the_same_functions_of_fedpipe() -> None:
+def test_draw_functions_repeats_draw_of_seed() -> None:
     command = [sys.executable, ROOT / "tests/project/draw_functions.py", "--count", "5", "--seed"]
     first, repeated, other = (subprocess.check_output([*command, seed], text=True) for seed in ("1", "1", "2"))
     assert first == repeated != other

@@ -21,12 +21,12 @@ OTHER_FOLDERS = {"pipeline", "runs", "cluster", "docs", "project"}
 SHARED_MODULES = {"__init__.py", "conftest.py", "fake_device.py", "small_studies.py"}
 
 
-def test_the_top_of_fedpipe_has_only_packages() -> None:
+def test_top_of_fedpipe_has_only_packages() -> None:
     assert {path.name for path in PACKAGE.glob("*.py")} == {"__init__.py", "__main__.py"}
     assert len(PACKAGES) <= MAX_PACKAGES
 
 
-def test_every_package_is_in_a_layer_of_the_contract() -> None:
+def test_import_layers_cover_all_packages() -> None:
     configuration = tomllib.loads((ROOT / "pyproject.toml").read_text())
     layers = configuration["tool"]["importlinter"]["contracts"][0]["layers"]
     assert len(layers) <= MAX_LAYERS
@@ -36,24 +36,24 @@ def test_every_package_is_in_a_layer_of_the_contract() -> None:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_module_is_short_and_describes_itself(path: Path) -> None:
+def test_module_is_short_and_has_docstring(path: Path) -> None:
     text = path.read_text()
     assert text.count("\n") <= MAX_LINES
     assert ast.get_docstring(ast.parse(text))
 
 
-def test_the_page_of_the_architecture_names_every_package() -> None:
+def test_architecture_page_contains_all_packages() -> None:
     page = (ROOT / "docs/architecture.md").read_text()
     diagram = page.partition("```mermaid")[2].partition("```")[0]
     assert [name for name in PACKAGES if f"{name}[" not in diagram] == []
 
 
-def test_the_folders_of_tests_mirror_the_packages() -> None:
+def test_folders_of_tests_match_packages() -> None:
     paths = [path.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("*.py")]
     assert {path.parts[0] for path in paths if len(path.parts) > 1} <= {*PACKAGES, *OTHER_FOLDERS}
     assert {path.name for path in paths if len(path.parts) == 1} == SHARED_MODULES
 
 
-def test_the_name_of_a_test_file_is_unique() -> None:
+def test_names_of_test_files_are_unique() -> None:
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []

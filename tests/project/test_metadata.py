@@ -19,7 +19,7 @@ CITATION = yaml.safe_load(read("CITATION.cff"))
 VERSIONS = re.findall(r"^## \[(\d+\.\d+\.\d+)\] - \d{4}-\d\d-\d\d$", read("CHANGELOG.md"), flags=re.M)
 
 
-def test_one_version_everywhere() -> None:
+def test_version_is_equal_in_all_files() -> None:
     version_text = subprocess.run(
         [sys.executable, "-m", "fedpipe", "--version"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
@@ -27,21 +27,21 @@ def test_one_version_everywhere() -> None:
     assert {PROJECT["version"], CITATION["version"], VERSIONS[0]} == {fedpipe.__version__}
 
 
-def test_the_licence_is_apaches_text_letter_by_letter() -> None:
+def test_license_equals_official_apache_text() -> None:
     official = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"  # of apache.org's LICENSE-2.0.txt
     assert hashlib.sha256((ROOT / "LICENSE").read_bytes()).hexdigest() == official
     assert PROJECT["license"] == CITATION["license"] == "Apache-2.0"
     assert PROJECT["license-files"] == ["LICENSE"]
 
 
-def test_the_citation_has_what_the_format_wants() -> None:
+def test_citation_has_required_fields() -> None:
     assert CITATION["cff-version"] == "1.2.0"
     assert {"message", "title", "authors", "type"} <= CITATION.keys()
     assert [author["name"] for author in CITATION["authors"]] == [author["name"] for author in PROJECT["authors"]]
     assert all(isinstance(CITATION[key], str) for key in ("message", "title", "abstract", "version", "license"))
 
 
-def test_the_changelog_begins_with_what_is_not_released() -> None:
+def test_changelog_begins_with_unreleased_section() -> None:
     headings = re.findall(r"^## (.*)$", read("CHANGELOG.md"), flags=re.M)
     assert headings[0] == "[Unreleased]"
     assert len(headings) == 1 + len(VERSIONS)
@@ -50,6 +50,6 @@ def test_the_changelog_begins_with_what_is_not_released() -> None:
 
 
 @pytest.mark.parametrize("minor", [11, 12, 13])
-def test_pythons_are_those_of_the_workflow(minor: int) -> None:
+def test_supported_pythons_match_workflow(minor: int) -> None:
     assert f"Programming Language :: Python :: 3.{minor}" in PROJECT["classifiers"]
     assert f"3.{minor}" in read(".github/workflows/ci.yml")

@@ -1,4 +1,4 @@
-"""Small result trees: the files that a study's runs leave, with numbers that are easy to check by hand."""
+"""Small result folders, with numbers that are easy to check by hand."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from fedpipe.settings.report import Report
 Counts = Sequence[tuple[int, int]]  #: (correct, total) of each client, or of the server's model if there is one pair
 
 ROUNDS = 3
-PARTITION = "00000000000a"  #: the key of the one that all runs have
+PARTITION = "00000000000a"  #: key of the partition of all runs
 MADE_BY = {"executor": "loop", "device": "x86_64", "fedpipe": "0.1.0", "torch": "2.11.0"}
 
 
 class Tree:
-    """A study in the working directory, whose runs are written one by one."""
+    """A study in the working directory. Tests write its runs one by one."""
 
     def __init__(
         self, algorithms: Sequence[str], seeds: Sequence[int] = (0, 1), grid: Mapping[str, Sequence[Any]] | None = None
@@ -123,12 +123,12 @@ class Tree:
         self.write_json(files.times, {"rounds": times, "made_by": [MADE_BY | made_by]})
 
     def merged_files(self, run: int) -> MergedRoundFiles:
-        """Paths of the merged files of a run."""
+        """Return the paths of the merged files of a run."""
         return self.runs[run].merged_files
 
     @staticmethod
     def write_json(path: Path, value: Any) -> None:
-        """Write JSON, and its hash in ``joined.json`` next to it."""
+        """Write a JSON file and add its hash to ``joined.json`` in the same folder."""
         record = path.with_name("joined.json")
         storage_files.write_json(
             record, storage_files.read_json(record) | {path.name: storage_files.write_json(path, value)}
@@ -136,7 +136,7 @@ class Tree:
 
     @staticmethod
     def write_table(path: Path, table: pa.Table, manifest: str = "joined.json") -> None:
-        """Write a table, and its hash in a manifest next to it."""
+        """Write a table and add its hash to a manifest in the same folder."""
         record = path.with_name(manifest)
         hashes = (
             storage_files.read_json(record)
@@ -159,7 +159,7 @@ class Tree:
 
 
 def rounds(server: Sequence[int], clients: Sequence[Counts]) -> list[dict[str, Counts]]:
-    """Rounds of a run: the server's right answers of 10, and the clients'."""
+    """Return the counts of each round: the server's correct answers of 10, and those of the clients."""
     return [
         {"global-on-global": [(right, 10)], "personal-on-local": local}
         for right, local in zip(server, clients, strict=True)
@@ -168,14 +168,14 @@ def rounds(server: Sequence[int], clients: Sequence[Counts]) -> list[dict[str, C
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tree]:
-    """Makes a study's tree in a new working directory."""
+    """Return a function that makes a study in a new working directory."""
     monkeypatch.chdir(tmp_path)
     return Tree
 
 
 @pytest.fixture
 def two(make: Callable[..., Tree]) -> Tree:
-    """FedAvg and an algorithm without a global model, two seeds, three rounds."""
+    """FedAvg and an algorithm without a global model, with two seeds and three rounds."""
     tree = make(["fedavg", "local"])
     uneven = [(1, 2), (4, 8), (0, 0)]  # the third client has no test samples
     tree.write(0, rounds([2, 8, 6], [[(1, 2), (2, 8), (0, 0)], [(2, 2), (4, 8), (0, 0)], uneven]))

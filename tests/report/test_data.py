@@ -1,4 +1,4 @@
-"""Each file of a study is read once, whatever is made of it."""
+"""Commands read each file of a study once."""
 
 from __future__ import annotations
 
@@ -18,13 +18,18 @@ from fedpipe.report.data import StudyData
 from fedpipe.settings.report import Report
 from tests.report.conftest import PARTITION, Tree, rounds
 
-RECORDS = {"joined.json", "assignment.json", "plan.json", "sources.json"}  #: of hashes and settings, not of numbers
+RECORDS = {
+    "joined.json",
+    "assignment.json",
+    "plan.json",
+    "sources.json",
+}  #: hashes and settings, not numbers
 TABLE_FILES = {"metrics.parquet", "rounds.parquet", "times.json", "heterogeneity.parquet"}
 
 
 @pytest.fixture
 def study(make: Callable[..., Tree]) -> Tree:
-    """A study with a searched grid and statistics. Runs of FedDW serve both points of the grid."""
+    """A study with a searched grid and statistics. FedDW has the same runs at both grid points."""
     tree = make(["fedavg", "feddw"], seeds=[0, 1], grid={"federation.learning_rate": [1, 2]})
     for run in range(len(tree.runs)):
         tree.write(run, rounds([run, 5, run + 1], [[(1, 2), (run, 8)]] * 3))
@@ -68,7 +73,7 @@ def count_reads(monkeypatch: pytest.MonkeyPatch, *command: str) -> Counter[Path]
     return +counts
 
 
-def test_the_table_and_all_numbers_of_plots(study: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_command_reads_each_file_once(study: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     reads = count_reads(monkeypatch, "table")
     assert set(reads.values()) == {1}
     assert {path.name for path in reads} == {*TABLE_FILES, "assignment.parquet", "matrices.parquet"}
@@ -83,7 +88,9 @@ def test_the_table_and_all_numbers_of_plots(study: Tree, monkeypatch: pytest.Mon
         ("matrices", {"metrics.parquet", "rounds.parquet", "matrices.parquet"}),
     ],
 )
-def test_figures(study: Tree, monkeypatch: pytest.MonkeyPatch, name: str, expected_names: set[str]) -> None:
+def test_figure_command_reads_each_file_once(
+    study: Tree, monkeypatch: pytest.MonkeyPatch, name: str, expected_names: set[str]
+) -> None:
     reads = count_reads(monkeypatch, "figure", name)
     assert (study.plan.study_files.figures_folder / f"{name}.svg").is_file()
     assert set(reads.values()) == {1}
@@ -91,7 +98,7 @@ def test_figures(study: Tree, monkeypatch: pytest.MonkeyPatch, name: str, expect
 
 
 @pytest.mark.parametrize("form", ["markdown", "latex", "csv"])
-def test_show_compares_only_the_file_that_it_shows(study: Tree, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+def test_show_command_compares_only_shown_file(study: Tree, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     contents.write_report_files(contents.build_table_files(StudyData(study.plan)))
     for name in ("results.csv", "results.html", "statistics.csv"):
         (study.plan.study_files.tables_folder / name).write_text("edited")
@@ -100,7 +107,7 @@ def test_show_compares_only_the_file_that_it_shows(study: Tree, monkeypatch: pyt
     assert {path.name for path in reads} == TABLE_FILES
 
 
-def test_frames_are_shared_and_stay_as_they_are(study: Tree) -> None:
+def test_build_report_files_does_not_change_frames(study: Tree) -> None:
     data = StudyData(study.plan)
     frames = [data.metrics, data.accuracies, data.round_traffic, data.score_table]
     copies = [frame.copy() for frame in frames]

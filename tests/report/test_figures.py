@@ -1,4 +1,4 @@
-"""Figures: what they show, and that they are the same bytes each time."""
+"""Content, layout and reproducibility of figures."""
 
 import dataclasses
 import itertools
@@ -28,8 +28,8 @@ NEURIPS = style.PAGES["neurips"]
 SETTINGS = {"dataset": {"name": "digits"}, "partition": {"scheme": "dirichlet", "alpha": 0.3}, "seed": 4}
 
 
-def twice(write, stem):
-    """The bytes of a figure's files, drawn two times."""
+def draw_twice(write, stem):
+    """Draw a figure two times. Return the bytes of its files each time."""
     result = []
     for _ in range(2):
         write()
@@ -37,22 +37,22 @@ def twice(write, stem):
     return result
 
 
-def test_lines_of_many_algorithms_differ():
+def test_line_styles_of_many_algorithms_differ():
     looks = [style.get_line_style(index) for index in range(40)]
     assert len({(look["color"], str(look["linestyle"]), look["marker"]) for look in looks}) == 40
     assert len({look["color"] for look in looks[:10]}) == len({look["marker"] for look in looks[:10]}) == 10
 
 
-def test_curves_are_the_same_bytes_without_a_date(two):
-    first, second = twice(lambda: curves_figure.write_curves_figure(StudyData(two.plan)), "curves")
+def test_curves_figure_has_equal_bytes_each_time_without_date(two):
+    first, second = draw_twice(lambda: curves_figure.write_curves_figure(StudyData(two.plan)), "curves")
     assert first == second
     assert b"<dc:date>" not in first[0]
     assert b"CreationDate" not in first[1]
     assert b"Matplotlib" not in first[2]
 
 
-def test_text_is_text(two):
-    """In the SVG, which also names other fonts, and in the PDF, which embeds its fonts."""
+def test_curves_figure_stores_text_as_text(two):
+    """The SVG lists fallback fonts, and the PDF embeds its fonts."""
     curves_figure.write_curves_figure(StudyData(two.plan))
     svg, pdf = (Path(f"results/figures/curves.{kind}").read_bytes() for kind in ("svg", "pdf"))
     assert b">Global test accuracy</text>" in svg
@@ -61,8 +61,8 @@ def test_text_is_text(two):
     assert b"/TrueType" in pdf or b"/CIDFontType2" in pdf
 
 
-def test_curves_that_coincide_are_told(make):
-    """In their panels: two lines are equal everywhere, and a third is equal for one protocol."""
+def test_curves_figure_labels_coinciding_lines(make):
+    """Two lines are equal in both panels, and a third is equal in one panel."""
     tree = make(["fedavg", "feddw", "other"], [0])
     for index, (server, local) in enumerate([(3, 4), (3, 4), (5, 4)]):
         tree.write(index, [{"global-on-global": [(server, 10)], "personal-on-local": [(local, 10)] * 2}] * 3)
@@ -71,7 +71,7 @@ def test_curves_that_coincide_are_told(make):
     assert [text.get_text() for text in second.texts] == ["fedavg = feddw = other"]
 
 
-def test_a_panel_that_equals_the_reference_says_so(make):
+def test_panel_title_shows_equality_with_fedavg(make):
     names = ["fedavg", "feddw", "half", *(f"other{index:02d}" for index in range(9))]
     tree = make(names, [0])
     for index, name in enumerate(names):
@@ -94,8 +94,8 @@ def find_overlaps(texts, renderer):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("panels", ["a grid's", "methods'"])
-def test_no_labels_lie_on_top_of_each_other_at_27_panels(make, panels):
-    """With a thousand rounds, and values of the grid that are long."""
+def test_labels_of_27_panels_do_not_overlap(make, panels):
+    """The study has a thousand rounds and long grid values."""
     alphas = [0.12345678901234567 + index for index in range(9)]
     names = ["fedavg", "feddw"] if panels == "a grid's" else [f"other{index:02d}" for index in range(27)]
     tree = make(names, [0], {"partition.alpha": alphas} if panels == "a grid's" else None)
@@ -112,7 +112,7 @@ def test_no_labels_lie_on_top_of_each_other_at_27_panels(make, panels):
     inside = [
         label
         for ax in drawn_axes
-        for tick, label in zip(ax.get_xticks(), ax.get_xticklabels(), strict=False)  # none where they are hidden
+        for tick, label in zip(ax.get_xticks(), ax.get_xticklabels(), strict=False)  # no labels if they are hidden
         if ax.get_xlim()[0] <= tick <= ax.get_xlim()[1] and label.get_visible()
     ]
     assert len(inside) >= 6
@@ -121,8 +121,8 @@ def test_no_labels_lie_on_top_of_each_other_at_27_panels(make, panels):
     assert find_overlaps(titles, canvas.get_renderer()) == []
 
 
-def name_partitions(make, *partitions):
-    """The names of partitions with these settings."""
+def list_partition_names(make, *partitions):
+    """Return the names of partitions with these settings."""
     tree = make(["fedavg"])
     settings = [
         {
@@ -139,25 +139,25 @@ def name_partitions(make, *partitions):
     return list(tree.plan.partition_names.values())
 
 
-def test_partitions_have_names_that_people_can_tell(make):
-    assert name_partitions(make, {}, {"seed": 1}) == ["dirichlet-0.2-seed0", "dirichlet-0.2-seed1"]
-    assert name_partitions(make, {}, {"clients": 20}) == [
+def test_partition_names_contain_differing_settings(make):
+    assert list_partition_names(make, {}, {"seed": 1}) == ["dirichlet-0.2-seed0", "dirichlet-0.2-seed1"]
+    assert list_partition_names(make, {}, {"clients": 20}) == [
         "dirichlet-0.2-clients10-seed0",
         "dirichlet-0.2-clients20-seed0",
     ]
     other = {"partition": {"minimum": 5, "alpha": 1.0}, "dataset": {"name": "mnist"}}
-    assert name_partitions(make, {}, other) == [
+    assert list_partition_names(make, {}, other) == [
         "digits-dirichlet-0.2-minimum10-seed0",
         "mnist-dirichlet-1.0-minimum5-seed0",
     ]
     odd = {"partition": {"scheme": "own.Sets", "sets": "a/b c"}}
-    assert name_partitions(make, odd)[0] == "own.Sets-0.2-a_b_c-seed0"
-    same = name_partitions(make, {}, {"dataset": {"test_fraction": 0.5}})
-    assert same == ["dirichlet-0.2-seed0-000000000000", "dirichlet-0.2-seed0-000000000001"], "keys tell them apart"
+    assert list_partition_names(make, odd)[0] == "own.Sets-0.2-a_b_c-seed0"
+    same = list_partition_names(make, {}, {"dataset": {"test_fraction": 0.5}})
+    assert same == ["dirichlet-0.2-seed0-000000000000", "dirichlet-0.2-seed0-000000000001"], "keys distinguish them"
 
 
-def test_dvcs_plots_have_the_figures_colors():
-    """In the order of the lines in the file, as in the figure. Vega's default would sort them by name."""
+def test_dvc_plots_use_colors_of_figures():
+    """Colors follow the order of lines in the file, as in the figure. Vega's default would sort lines by name."""
     template = json.loads((ROOT / ".dvc/plots/curves.json").read_text())
     color = template["spec"]["encoding"]["color"]
     assert (color["field"], color["sort"]) == ("line", None)
@@ -165,7 +165,7 @@ def test_dvcs_plots_have_the_figures_colors():
     assert [layer["mark"]["type"] for layer in template["spec"]["layer"]] == ["area", "line"]
 
 
-def test_curves_have_a_panel_a_protocol_and_a_line_an_algorithm(two):
+def test_curves_figure_has_panel_per_protocol_and_line_per_algorithm(two):
     figure = curves_figure.build_curves_figure(two.plan, curves.build_metric_curves(StudyData(two.plan)))
     first, second = figure.axes
     assert first.get_title("left") == "Global test accuracy\n(global model)"
@@ -175,7 +175,7 @@ def test_curves_have_a_panel_a_protocol_and_a_line_an_algorithm(two):
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["fedavg", "local"]
 
 
-def test_curves_of_a_grid(make):
+def test_curves_figure_has_panel_per_shared_grid_value(make):
     tree = make(["fedavg", "fedprox"], [0], {"partition.alpha": [0.1, 0.5], "algorithms.fedprox.mu": [1, 2]})
     for index in range(len(tree.runs)):
         tree.write(index, [{"global-on-global": [(index, 10)]}] * 3)
@@ -188,7 +188,7 @@ def test_curves_of_a_grid(make):
 
 
 @pytest.mark.parametrize("algorithms", [2, 7], ids=["legend", "a panel each"])
-def test_curves_are_called_by_titles(make, algorithms):
+def test_curves_figure_shows_titles_of_algorithms(make, algorithms):
     names = ["fedavg", *(f"other{index:02d}" for index in range(1, algorithms))]
     tree = make(names, [0])
     for index in range(algorithms):
@@ -196,7 +196,7 @@ def test_curves_are_called_by_titles(make, algorithms):
     tree.change(titles={"fedavg": "FedAvg ($λ$ = 10)", "other01": "Other <1>"})
     curves_figure.write_curves_figure(StudyData(tree.plan))
     svg = Path("results/figures/curves.svg").read_text()
-    assert "FedAvg ($λ$" in svg, "no mathematics"
+    assert "FedAvg ($λ$" in svg, "the title is not rendered as mathematics"
     assert "Other &lt;1&gt;" in svg
     assert "fedavg" not in svg
     assert "other01" not in svg
@@ -204,7 +204,7 @@ def test_curves_are_called_by_titles(make, algorithms):
 
 
 @pytest.mark.parametrize("algorithms", [2, 7], ids=["legend", "a panel each"])
-def test_settings_that_a_method_has_alone_stand_below_the_curves(make, algorithms):
+def test_curves_figure_shows_overrides_of_one_method(make, algorithms):
     names = ["fedavg", *(f"other{index:02d}" for index in range(1, algorithms))]
     tree = make(names, [0])
     for index in range(algorithms):
@@ -217,14 +217,14 @@ def test_settings_that_a_method_has_alone_stand_below_the_curves(make, algorithm
     assert figure.get_supxlabel() == "One seed.\nOverrides of other01: federation.local_epochs=15."
     figure.draw_without_rendering()
     axes = [ax.get_tightbbox() for ax in figure.axes if ax.axison]
-    assert figure._supxlabel.get_window_extent().y1 <= min(box.y0 for box in axes), "nothing overlaps it"  # type: ignore[attr-defined]
+    assert figure._supxlabel.get_window_extent().y1 <= min(box.y0 for box in axes), "no axes overlap the note"  # type: ignore[attr-defined]
     curves_figure.write_curves_figure(StudyData(tree.plan))
     assert ">Overrides of other01: federation.local_epochs=15.<" in Path("results/figures/curves.svg").read_text(
         encoding="utf-8"
     )
 
 
-def test_settings_that_a_method_has_alone_stand_below_the_matrices(make):
+def test_matrices_figure_shows_overrides_of_drawn_methods(make):
     tree = make(["fedavg", "feddw", "other"], [0])
     for index in range(3):
         tree.write(index, [{"global-on-global": [(5, 10)]}])
@@ -232,11 +232,11 @@ def test_settings_that_a_method_has_alone_stand_below_the_matrices(make):
     tree.change(cells=tuple(dataclasses.replace(cell, own={"federation.rounds": 9}) for cell in tree.plan.cells))
     matrices.write_matrices_figure(StudyData(tree.plan))
     svg = Path("results/figures/matrices.svg").read_text(encoding="utf-8")
-    assert ">Overrides of fedavg, feddw: federation.rounds=9.<" in svg, "only of the drawn algorithms"
+    assert ">Overrides of fedavg, feddw: federation.rounds=9.<" in svg, "the note lists only drawn algorithms"
 
 
-def test_lines_of_one_name_are_two(make):
-    """A title may equal the name of another line. Each line keeps its numbers."""
+def test_curves_figure_keeps_lines_with_equal_titles(make):
+    """A title can equal the name of another line."""
     tree = make(["fedavg", "fedprox"], [0], {"algorithms.fedprox.mu": [1]})
     for index in range(2):
         tree.write(index, [{"global-on-global": [(index + 1, 10)]}] * 3)
@@ -246,7 +246,7 @@ def test_lines_of_one_name_are_two(make):
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["FedProx (mu=1)"] * 2
 
 
-def test_curves_are_those_of_the_best_values_that_the_table_shows(make):
+def test_curves_figure_shows_best_grid_values_of_table(make):
     """A search adds no panels or lines. Accuracies on validation samples that it used are not drawn."""
     tree = make(["fedavg", "fedprox"], [0], {"partition.alpha": [0.1, 0.5], "federation.learning_rate": [0.01, 0.1]})
     right = {0: 3, 1: 3, 2: 6, 3: 1, 4: 5, 5: 2, 6: 4, 7: 9}  # by point, then algorithm
@@ -281,7 +281,7 @@ def test_curves_are_those_of_the_best_values_that_the_table_shows(make):
     assert curves_figure.build_curves_figure(tree.plan, frame).get_supylabel() == "test accuracy (%)"
 
 
-def test_matrices_are_of_the_best_values_that_the_table_shows(make):
+def test_matrices_figure_shows_best_grid_values_of_table(make):
     tree = make(["fedavg"], [0], {"federation.learning_rate": [0.01, 0.1]})
     for run, count in enumerate([3, 6]):
         tree.write(run, [{"global-on-global": [(count, 10)]}] * 3)
@@ -291,7 +291,7 @@ def test_matrices_are_of_the_best_values_that_the_table_shows(make):
     assert list(matrices.read_figure_matrices(StudyData(tree.plan))) == ["fedavg (learning_rate=0.1)"]
 
 
-def test_curves_of_many_algorithms_have_a_panel_each_with_fedavg_in_gray(make):
+def test_curves_figure_of_many_algorithms_has_panels_with_gray_fedavg(make):
     names = [*(f"other{index:02d}" for index in range(10)), "fedavg"]
     tree = make(names, [0])
     for index in range(11):
@@ -310,7 +310,7 @@ def test_curves_of_many_algorithms_have_a_panel_each_with_fedavg_in_gray(make):
     assert legend_texts == [GLOBAL, LOCAL, gray[0]]
 
 
-def test_six_lines_have_a_legend(make):
+def test_curves_figure_of_six_lines_has_legend(make):
     tree = make([f"other{index}" for index in range(6)], [0])
     for index in range(6):
         tree.write(index, [{"global-on-global": [(index, 20)]}] * 3)
@@ -319,7 +319,7 @@ def test_six_lines_have_a_legend(make):
 
 
 @pytest.mark.parametrize("algorithms", [2, 11], ids=["together", "apart"])
-def test_one_round_is_a_point_at_a_whole_number(make, algorithms):
+def test_curves_figure_of_one_round_has_markers_and_integer_tick(make, algorithms):
     tree = make([f"other{index:02d}" for index in range(algorithms)], [0])
     for index in range(algorithms):
         tree.write(index, [{"global-on-global": [(index, 20)]}])
@@ -329,15 +329,15 @@ def test_one_round_is_a_point_at_a_whole_number(make, algorithms):
     assert [tick for tick in ax.get_xticks() if low <= tick <= high] == [1]
 
 
-def test_curves_of_no_algorithm_are_drawn_empty(make):
+def test_curves_figure_without_accuracies_is_empty(make):
     tree = make(["local"], [0])
     tree.write(0, [{}])
     figure = curves_figure.build_curves_figure(tree.plan, curves.build_metric_curves(StudyData(tree.plan)))
     assert not [line for ax in figure.axes for line in ax.lines]
 
 
-def test_a_panel_without_finite_values_does_not_change_the_limits_of_the_others(make):
-    """Such as the NLL of a reference that diverges. Each of seven lines has its panel."""
+def test_panel_without_finite_values_keeps_axis_limits(make):
+    """For example, the NLL of a reference diverges. Each of seven lines has a panel."""
     names = [f"other{index}" for index in range(7)]
     tree = make(names, [0])
     for index in range(7):
@@ -352,7 +352,7 @@ def test_a_panel_without_finite_values_does_not_change_the_limits_of_the_others(
         assert panels[0].get_xlim()[0] < 1 < 3 < panels[0].get_xlim()[1] < 4
 
 
-def test_partition_shows_counts_and_sizes():
+def test_partition_figure_shows_counts_and_sizes():
     figure = partition.build_partition_figure(np.array([[3, 0], [1, 4]]), SETTINGS, NEURIPS)
     cells, bars = figure.axes
     assert sorted(text.get_text() for text in cells.texts) == ["1", "3", "4"]
@@ -367,7 +367,7 @@ def test_partition_shows_counts_and_sizes():
     assert "Gini coefficient of sizes 0.125" in note
 
 
-def test_partition_marks_clients_that_are_held_out():
+def test_partition_figure_marks_held_out_clients():
     for clients in (4, 100):
         counts = np.ones((clients, 2), dtype=np.int64)
         figure = partition.build_partition_figure(counts, SETTINGS, NEURIPS, held_out=[1, 3])
@@ -381,36 +381,38 @@ def test_partition_marks_clients_that_are_held_out():
     assert "held out" not in plain.get_supxlabel()
 
 
-def test_partition_of_many_clients_has_a_color_bar_and_no_numbers():
+def test_partition_figure_of_many_clients_has_color_bar_without_numbers():
     cells, _, bar = partition.build_partition_figure(np.ones((100, 10), dtype=np.int64), SETTINGS, NEURIPS).axes
     assert not cells.texts
     assert bar.get_ylabel() == "samples of a class"
 
 
-def ticks(axis):
+def read_tick_labels(axis):
     return [label.get_text() for label in axis.get_ticklabels()]
 
 
 FASHION = ["T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"]
 
 
-def test_partition_names_few_classes_of_published_data_sets():
-    def svg(name, classes):
+def test_partition_figure_shows_class_names_of_published_data_sets():
+    def draw_class_axis(name, classes):
         names = select_class_names(name, classes)
         counts = np.ones((3, classes), dtype=np.int64)
         figure = partition.build_partition_figure(counts, SETTINGS, NEURIPS, class_names=names)
         figure.draw_without_rendering()
         return figure.axes[0].xaxis
 
-    assert ticks(svg("fashion_mnist", 10)) == FASHION
-    assert {label.get_rotation() for label in svg("fashion_mnist", 10).get_ticklabels()} == {90}
-    assert ticks(svg("ag_news", 4)) == ["World", "Sports", "Business", "Sci/Tech"]
-    assert {label.get_rotation() for label in svg("ag_news", 4).get_ticklabels()} == {0}
+    assert read_tick_labels(draw_class_axis("fashion_mnist", 10)) == FASHION
+    assert {label.get_rotation() for label in draw_class_axis("fashion_mnist", 10).get_ticklabels()} == {90}
+    assert read_tick_labels(draw_class_axis("ag_news", 4)) == ["World", "Sports", "Business", "Sci/Tech"]
+    assert {label.get_rotation() for label in draw_class_axis("ag_news", 4).get_ticklabels()} == {0}
     for name, classes in (("cifar100", 100), ("npz", 3), ("generated", 10)):
-        assert all(text.isdecimal() for text in ticks(svg(name, classes)) if not text.startswith("−")), name
+        assert all(
+            text.isdecimal() for text in read_tick_labels(draw_class_axis(name, classes)) if not text.startswith("−")
+        ), name
 
 
-def test_matrices_name_few_classes_of_published_data_sets(make):
+def test_matrices_figure_shows_class_names_of_published_data_sets(make):
     tree = make(["fedavg"], [0])
     tree.write_matrices(0, {"SL": 0.1, "CR": 0.2})
     runs = tuple(dataclasses.replace(run, dataset=f"imdb-{0:012x}") for run in tree.plan.runs)
@@ -418,40 +420,40 @@ def test_matrices_name_few_classes_of_published_data_sets(make):
     result = matrices.read_figure_matrices(StudyData(tree.plan))
     assert result["fedavg"].class_names == ("negative", "positive")
     figure = matrices.build_matrices_figure(result, [], NEURIPS)
-    assert ticks(figure.axes[0].xaxis) == ticks(figure.axes[0].yaxis) == ["negative", "positive"]
+    assert read_tick_labels(figure.axes[0].xaxis) == read_tick_labels(figure.axes[0].yaxis) == ["negative", "positive"]
 
 
-def test_partition_names_clients_if_their_rows_have_room():
+def test_partition_figure_shows_client_names_if_they_fit():
     for clients, has_names in ((21, True), (200, False)):
         names = [f"writer{client:02d}" for client in range(clients)]
         counts = np.ones((clients, 3), dtype=np.int64)
         figure = partition.build_partition_figure(counts, SETTINGS, NEURIPS, client_names=names)
         figure.draw_without_rendering()
-        assert (ticks(figure.axes[0].yaxis) == names) is has_names
+        assert (read_tick_labels(figure.axes[0].yaxis) == names) is has_names
         check_page(figure, NEURIPS)
 
 
-def test_partition_tells_no_sample_from_few_beside_many():
+def test_partition_figure_distinguishes_zero_from_few_samples():
     cells, *_ = partition.build_partition_figure(np.array([[0, 1], [10000, 100]]), SETTINGS, NEURIPS).axes
     (image,) = cells.images
     assert image.get_array().mask.tolist() == [[True, False], [False, False]]
     assert image.norm([1, 100, 10000]).tolist() == pytest.approx([0.01, 0.1, 1])
 
 
-def test_partition_is_the_same_bytes(make):
+def test_partition_figure_has_equal_bytes_each_time(make):
     tree = make(["fedavg"])
     table = {"sample": [0, 1, 2], "client": [0, 1, 1], "label": [0, 1, 0], "split": ["train", "train", "test"]}
     path = layout.get_assignment_path(PARTITION)
     tree.write_table(path, pa.table(table), "assignment.json")
     files.write_json(path.with_name("partition.yaml"), SETTINGS)  # JSON is YAML
     stem = "partition-dirichlet-0.3-seed0"
-    first, second = twice(lambda: partition.write_partition_figure(tree.plan, PARTITION), stem)
+    first, second = draw_twice(lambda: partition.write_partition_figure(tree.plan, PARTITION), stem)
     assert first == second
 
 
 @pytest.fixture
 def four(make):
-    """Four algorithms, one without a global model; the matrices of each have entries of their own."""
+    """Four algorithms with different matrices. One has no global model."""
     tree = make(["local", "scaffold", "feddw", "fedavg"])
     for index, (number, _) in enumerate(itertools.product((None, 0.01, 0.02, 0.03), (0, 1))):
         value = None if number is None else {"SL": number + index % 2, "CR": number / 2}
@@ -459,27 +461,27 @@ def four(make):
     return tree
 
 
-def test_matrices_are_fedavgs_and_feddws_of_the_last_round_and_first_seed(four):
+def test_matrices_figure_shows_last_round_of_first_seed(four):
     result = matrices.read_figure_matrices(StudyData(four.plan))
     assert list(result) == ["fedavg", "feddw"]
     assert result["fedavg"].matrices["SL"] == pytest.approx(np.full((2, 2), 0.09))
     assert result["feddw"].matrices["CR"] == pytest.approx(np.full((2, 2), 0.03))
-    first, second = twice(lambda: matrices.write_matrices_figure(StudyData(four.plan)), "matrices")
+    first, second = draw_twice(lambda: matrices.write_matrices_figure(StudyData(four.plan)), "matrices")
     assert first == second
 
 
-def test_matrices_are_called_by_titles(four):
+def test_matrices_figure_shows_titles_of_algorithms(four):
     four.change(titles={"fedavg": "FedAvg (λ)"})
     matrices.write_matrices_figure(StudyData(four.plan))
     svg = Path("results/figures/matrices.svg").read_text()
     assert "FedAvg (λ), SL" in svg
     assert "feddw, SL" in svg
     assert set(plots.build_matrix_cells(StudyData(four.plan))["line"]) == {"fedavg", "feddw"}, (
-        "lines are labels, so that DVC can compare commits"
+        "lines have labels, so DVC can compare commits"
     )
 
 
-def test_the_title_tells_the_round_of_the_matrices_that_are_shown(make):
+def test_matrices_figure_shows_round_and_seed(make):
     tree = make(["feddw", "fedavg"], [0], {"federation.rounds": [3, 4]})
     cells = tuple(dataclasses.replace(cell, rounds=cell.grid["federation.rounds"]) for cell in tree.plan.cells)
     tree.change(cells=cells)
@@ -489,14 +491,14 @@ def test_the_title_tells_the_round_of_the_matrices_that_are_shown(make):
     assert "Global models after round 3, seed 0" in Path("results/figures/matrices.svg").read_text()
 
 
-def test_matrices_without_fedavg_are_of_the_first_global_models(four):
+def test_matrices_figure_without_fedavg_shows_first_global_models(four):
     four.change(algorithms=("local", "scaffold", "feddw"))
     assert list(matrices.read_figure_matrices(StudyData(four.plan))) == ["feddw", "scaffold"]
     four.change(algorithms=("local", "scaffold"))
     assert list(matrices.read_figure_matrices(StudyData(four.plan))) == ["scaffold"]
 
 
-def test_no_global_model_is_said(four):
+def test_matrices_figure_without_global_model_shows_note(four):
     four.change(algorithms=("local",))
     matrices.write_matrices_figure(StudyData(four.plan))
     assert Path("results/figures/matrices.svg").is_file()
@@ -504,7 +506,10 @@ def test_no_global_model_is_said(four):
 
 
 def check_page(figure, page):
-    """Check the size of a figure, and that its texts are legible, inside, and apart. Titles may be above each other."""
+    """Check the size of a figure, and that its texts are legible, inside the page, and do not overlap.
+
+    One title can be above another.
+    """
     canvas = FigureCanvasAgg(figure)
     with style.use_matplotlib_style(page):
         canvas.draw()
@@ -518,10 +523,10 @@ def check_page(figure, page):
     notes = [figure._supxlabel, *titles, *(text for legend in figure.legends for text in legend.get_texts())]
     renderer = canvas.get_renderer()
     boxes = [text.get_window_extent(renderer) for text in notes if text is not None]
-    assert all(box.x0 >= -1 and box.x1 <= figure.bbox.x1 + 1 for box in boxes), "cut off"
+    assert all(box.x0 >= -1 and box.x1 <= figure.bbox.x1 + 1 for box in boxes), "a text is cut off"
     assert find_overlaps(filter(None, notes), renderer) == []
     for ax in drawn_axes:
-        assert ax.bbox.height > 2 * page.em_in_inches * figure.dpi, "flat"
+        assert ax.bbox.height > 2 * page.em_in_inches * figure.dpi, "the panel is too flat"
         for axis in (ax.xaxis, ax.yaxis):
             low, high = sorted(axis.get_view_interval())
             labels = zip(axis.get_ticklocs(), axis.get_ticklabels(), strict=False)
@@ -531,7 +536,7 @@ def check_page(figure, page):
 
 @pytest.mark.parametrize("width", style.PAGES)
 @pytest.mark.parametrize("lines", [1, 6, 9, pytest.param(27, marks=pytest.mark.slow)])
-def test_curves_fit_the_page(make, width, lines):
+def test_curves_figure_fits_page(make, width, lines):
     names = ["FedAvg", "SCAFFOLD", "Per-FedAvg", "cwFedAvg (λ = 10)", *(f"Method{index:02d}" for index in range(27))]
     tree = make(names[:lines], [0, 1, 2])
     for index in range(3 * lines):
@@ -548,7 +553,7 @@ def test_curves_fit_the_page(make, width, lines):
 
 @pytest.mark.parametrize("width", style.PAGES)
 @pytest.mark.parametrize("shape", [(2, 2), (10, 10), (20, 100), (100, 10)], ids=str)
-def test_partitions_fit_the_page(width, shape):
+def test_partition_figure_fits_page(width, shape):
     counts = np.random.default_rng(0).integers(0, 4000, shape)
     names = select_class_names("fashion_mnist" if shape[1] == 10 else "cifar100", shape[1])
     for class_names in (names, [name * 9 for name in names]):
@@ -558,7 +563,7 @@ def test_partitions_fit_the_page(width, shape):
 
 @pytest.mark.parametrize("width", style.PAGES)
 @pytest.mark.parametrize(("classes", "methods"), [(10, 1), (10, 2), (100, 2)])
-def test_matrices_fit_the_page(width, classes, methods):
+def test_matrices_figure_fits_page(width, classes, methods):
     values = np.random.default_rng(0).dirichlet(np.ones(classes), classes)
     names = FASHION if classes == 10 else [*map(str, range(classes))]
     each = ModelMatrices(None, {"SL": values, "CR": values}, tuple(names))
@@ -567,14 +572,14 @@ def test_matrices_fit_the_page(width, classes, methods):
     check_page(figure, style.PAGES[width])
 
 
-def test_ticks_are_measured_rounds():
+def test_round_ticks_are_measured_rounds():
     assert style.choose_round_ticks(range(1, 41), 5) == [10, 20, 30, 40]
     assert style.choose_round_ticks([40, 5, 5, 20], 5) == [5, 20, 40]
-    assert style.choose_round_ticks(range(7, 100, 10), 4) == [7, 37, 67, 97], "no multiples, but the last"
+    assert style.choose_round_ticks(range(7, 100, 10), 4) == [7, 37, 67, 97], "ticks include the last round"
     assert style.choose_round_ticks([], 3) == []
 
 
-def test_the_report_selects_methods_and_protocols_of_the_figures(make):
+def test_report_settings_select_methods_and_protocols_of_figures(make):
     """Overrides of methods that are not drawn have no note. The table keeps all methods."""
     tree = make(["fedavg", "feddw", "other"], [0])
     for index in range(3):

@@ -1,4 +1,4 @@
-"""Forecasts of a study from earlier runs of its kind."""
+"""Forecasts of a study from earlier runs with the same model and data."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def compute_forecast(cores: int = 1, **sections: object) -> forecast.Forecast:
         return forecast.forecast_remaining_work(planner.make_plan())
 
 
-def test_a_study_is_foreseen_by_runs_of_its_kind(measured_run: dict[str, float]) -> None:
+def test_forecast_scales_measured_runs_of_same_kind(measured_run: dict[str, float]) -> None:
     longer = compute_forecast(
         rounds=10, federation={"local_epochs": 4}, study={"seeds": [1, 2]}, artifacts={"keep_models": "last"}
     )
@@ -53,18 +53,18 @@ def test_a_study_is_foreseen_by_runs_of_its_kind(measured_run: dict[str, float])
     assert longer.stored_bytes == 2 * 2 * measured_run["server"]
     assert longer.traffic_bytes == 2 * 10 * 5 * measured_run["sent"]
     assert compute_forecast(2, rounds=10, study={"seeds": [1, 2]}).seconds == pytest.approx(10 * 5.0, rel=0.02)
-    assert compute_forecast(rounds=4).seconds == pytest.approx(2 * 5.0, rel=0.02), "two rounds are there"
+    assert compute_forecast(rounds=4).seconds == pytest.approx(2 * 5.0, rel=0.02), "two rounds are complete"
     assert compute_forecast(rounds=2).runs == 0
 
 
-def test_nothing_is_guessed_from_a_run_that_is_damaged(measured_run: dict[str, float]) -> None:
+def test_forecast_ignores_damaged_run(measured_run: dict[str, float]) -> None:
     (marker,) = Path("results/runs/fedavg").glob("*/joined/*/joined.json")
     marker.with_name("times.json").write_text("{}")
     result = compute_forecast(rounds=10)
     assert (result.runs, result.known_runs) == (1, 0)
 
 
-def test_nothing_is_guessed_of_what_was_not_run_here(measured_run: dict[str, float]) -> None:
+def test_forecast_omits_algorithms_and_models_without_runs(measured_run: dict[str, float]) -> None:
     other = compute_forecast(labels=("fedavg", "fedprox"), rounds=3)
     assert (other.runs, other.known_runs) == (2, 1)
     assert "1 of 2 remaining runs" in str(other)
@@ -72,8 +72,8 @@ def test_nothing_is_guessed_of_what_was_not_run_here(measured_run: dict[str, flo
     assert compute_forecast(model={"name": "cnn", "hidden": 16}).known_runs == 0
 
 
-def test_studies_in_a_folder_are_foreseen_together(measured_run: dict[str, float]) -> None:
-    """Each run once, with its maximum number of rounds. Runs without available data are omitted."""
+def test_forecast_of_folder_counts_each_run_once(measured_run: dict[str, float]) -> None:
+    """A run in several studies counts with its maximum number of rounds. Runs without available data are omitted."""
     for name, labels, rounds in (("short", ("fedavg",), 4), ("long", ("fedavg", "fedprox"), 10)):
         Path("studies", name).mkdir(parents=True)
         studies.write(studies.settings(labels, rounds), Path("studies", name))
@@ -86,12 +86,12 @@ def test_studies_in_a_folder_are_foreseen_together(measured_run: dict[str, float
     assert "fedpipe: 1 of 2 remaining runs would take about 40 s on this machine" in done.stderr
     studies.write(studies.settings(rounds=1), Path("studies/short"))
     shorter = CliRunner().invoke(app.app, ["plan", "--params", "studies/short"])
-    assert "would take about 0 s on this machine" in shorter.stderr, "two rounds are there"
+    assert "would take about 0 s on this machine" in shorter.stderr, "two rounds are complete"
     assert "send 0 B" in shorter.stderr
 
 
-def test_hours_of_a_cell_are_those_of_the_nearest_kind(measured_run: dict[str, float]) -> None:
-    """From another algorithm with the same model and data. Without a run of the model, there is no estimate."""
+def test_hours_per_round_come_from_most_similar_runs(measured_run: dict[str, float]) -> None:
+    """The estimate comes from another algorithm with the same model and data. It needs a run of the model."""
     studies.write(studies.settings(labels=("fedprox",), federation={"local_epochs": 2}, rounds=7), Path())
     plan = planner.make_plan()
     assert forecast.estimate_hours_per_round(plan) == {

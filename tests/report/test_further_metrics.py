@@ -1,4 +1,4 @@
-"""Tables, LaTeX, curves and choices by AUC, ECE and NLL, two of which are better if they are lower."""
+"""Tables, curves and best values of AUC, ECE and NLL. A lower ECE and NLL is better."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROTOCOL = "personal-on-local"
 
 
 def make_row(number, client, total, auc, loss, bins):
-    """A row of the metrics with three bins."""
+    """Return a row of the metrics with three bins."""
     samples, hits, confidences = bins
     return {
         "round": number,
@@ -44,7 +44,7 @@ CLIENTS = [
 
 
 def write_metrics(tree, run, rounds):
-    """Write a run whose clients have these values by round."""
+    """Write a run with these values of clients by round."""
     tree.write(run, [{PROTOCOL: [(1, 2)]}] * len(rounds))
     rows = [make_row(number, *values) for number, clients in enumerate(rounds, 1) for values in clients]
     tree.write_table(tree.merged_files(run).metrics, pa.Table.from_pylist(rows))
@@ -61,7 +61,7 @@ def single(make):
 
 @pytest.fixture
 def two_methods(make):
-    """Two methods on a grid of two learning rates: NLL and ECE are lower for larger run numbers until the last."""
+    """Two methods and two seeds on a grid of two learning rates. Each run has a different NLL and ECE."""
     tree = make(["fedavg", "fedprox"], [0, 1], {"federation.learning_rate": [0.1, 0.5]})
     for run, loss in enumerate((8.0, 6.0, 7.0, 5.0, 4.0, 2.0, 1.0, 3.0)):
         clients = [(0, 10, loss / 10, loss, ([0, 0, 10], [0, 0, 8], [0, 0, 8 + loss / 10]))]
@@ -74,7 +74,7 @@ def two_methods(make):
     ("metric", "average", "expected"),
     [
         ("accuracy", "sample", 50),
-        ("auc", "sample", 80),  # the second client's is undefined
+        ("auc", "sample", 80),  # the AUC of the second client is undefined
         ("auc", "client", 80),
         ("nll", "sample", 1.4),
         ("nll", "client", 1.5),
@@ -85,7 +85,7 @@ def two_methods(make):
         ("auc", "worst", 80),
     ],
 )
-def test_averages_of_hand_computed_clients(single, metric, average, expected):
+def test_averages_of_metrics_match_hand_computed_values(single, metric, average, expected):
     rows = StudyData(single.plan).score_table.query("metric == @metric and average == @average and round == 'last'")
     assert rows["mean"].tolist() == [pytest.approx(expected)]
     assert rows["seeds"].tolist() == [1]
@@ -94,14 +94,14 @@ def test_averages_of_hand_computed_clients(single, metric, average, expected):
 @pytest.mark.parametrize(
     ("round", "expected"), [("last", 2.0), ("best", 1.0), ("mean-last", 2.5)], ids=["last", "best", "mean"]
 )
-def test_the_best_round_has_the_lowest_loss(make, round, expected):
+def test_reported_nll_uses_chosen_round(make, round, expected):
     tree = make(["fedavg"], [0])
     write_metrics(tree, 0, [[(0, 4, 0.8, loss, CLIENTS[0][4])] for loss in (1.0, 3.0, 2.0)])
     tree.change(protocols=(PROTOCOL,), metrics=("nll",), report=Report(round=round, last_k=2))
     assert StudyData(tree.plan).reported_rows["mean"].tolist() == [expected]
 
 
-def test_a_loss_that_is_not_a_number_is_infinite_and_never_omitted(make):
+def test_nan_loss_is_reported_as_infinite(make):
     tree = make(["fedavg"], [0])
     broken = [(0, 4, 0.5, math.nan, CLIENTS[0][4]), (1, 6, 0.5, 1.0, CLIENTS[1][4])]
     write_metrics(tree, 0, [[CLIENTS[0]], [CLIENTS[0]], broken])
@@ -111,7 +111,7 @@ def test_a_loss_that_is_not_a_number_is_infinite_and_never_omitted(make):
     assert r"$\infty$" in wide.render_latex_table(StudyData(tree.plan))
 
 
-def test_without_two_classes_the_area_is_a_dash(make):
+def test_auc_of_one_class_is_dash(make):
     tree = make(["fedavg"], [0])
     write_metrics(tree, 0, [CLIENTS, CLIENTS, CLIENTS[1:]])
     tree.change(protocols=(PROTOCOL,), metrics=("auc",))
@@ -120,7 +120,7 @@ def test_without_two_classes_the_area_is_a_dash(make):
     assert "the test samples of each client have one class" in text
 
 
-def test_the_table_names_metrics_units_and_directions(single):
+def test_markdown_table_names_metrics_units_and_directions(single):
     text = tables.render_markdown_table(StudyData(single.plan))
     head = next(line for line in text.splitlines() if line.startswith("| algorithm"))
     assert [cell.strip() for cell in head.split("|")][2:6] == [
@@ -137,7 +137,7 @@ def test_the_table_names_metrics_units_and_directions(single):
     assert plain.startswith("Test accuracy (%) in the last")
 
 
-def test_the_lowest_loss_is_bold_and_the_highest_accuracy_too(make):
+def test_latex_table_marks_lowest_loss_and_highest_accuracy(make):
     tree = make(["fedavg", "fedprox"], [0])
     for run, (loss, hits) in enumerate([(7.0, 9), (6.0, 8)]):
         write_metrics(tree, run, [[(0, 10, 0.5, loss, ([0, 0, 10], [0, 0, hits], [0, 0, 9.5]))]])
@@ -151,12 +151,12 @@ def test_the_lowest_loss_is_bold_and_the_highest_accuracy_too(make):
     assert "A lower NLL and ECE is better." in text
 
 
-def test_best_over_and_metrics_json_choose_the_lowest_of_the_first_metric(two_methods):
+def test_best_over_and_dvc_metrics_use_first_metric(two_methods):
     two_methods.change(report=Report(best_over=("federation.learning_rate",)))
     data = StudyData(two_methods.plan)
     assert data.table_row_keys == [("fedavg", "0.5"), ("fedprox", "0.5")]
     two_methods.change(metrics=("accuracy", "nll"))
-    assert StudyData(two_methods.plan).table_row_keys == [("fedavg", "0.1"), ("fedprox", "0.1")]  # equal: the first
+    assert StudyData(two_methods.plan).table_row_keys == [("fedavg", "0.1"), ("fedprox", "0.1")]  # ties: the first
     two_methods.change(metrics=("nll",))
     assert tables.build_dvc_metrics(StudyData(two_methods.plan)) == {
         "fedavg": {"learning_rate=0.1": 7.0, "learning_rate=0.5": 3.0},
@@ -164,7 +164,7 @@ def test_best_over_and_metrics_json_choose_the_lowest_of_the_first_metric(two_me
     }
 
 
-def test_differences_are_in_the_first_metric(two_methods):
+def test_differences_use_first_metric(two_methods):
     two_methods.change(report=Report(baseline="fedavg", statistics=("difference",)))
     data = StudyData(two_methods.plan)
     differences = data.statistics.query("statistic == 'difference'")
@@ -172,7 +172,7 @@ def test_differences_are_in_the_first_metric(two_methods):
     assert "Differences in NLL to fedavg" in tables.render_markdown_table(data)
 
 
-def test_each_metric_has_its_curves(single):
+def test_each_metric_has_curves_figure(single):
     assert single.plan.metrics_by_curves_figure == {
         "curves": "accuracy",
         "curves_auc": "auc",
@@ -191,13 +191,13 @@ def test_each_metric_has_its_curves(single):
     assert b"ECE" in path.read_bytes()
 
 
-def test_without_further_metrics_the_figures_are_those_of_before(make):
+def test_plan_without_further_metrics_has_default_figures(make):
     plan = make(["fedavg"], [0]).plan
     assert [path.stem for path in plan.figure_files if path.suffix == ".svg"][:2] == ["curves", "matrices"]
     assert len(plan.figure_files) == 9
 
 
-def test_a_cell_of_another_metric_is_named_by_it(single):
+def test_trace_cell_name_contains_further_metric(single):
     assert {*trace._collect_rows_by_cell_name(StudyData(single.plan))} == {
         "fedavg.personal-on-local",
         "fedavg.personal-on-local.auc",
@@ -206,11 +206,11 @@ def test_a_cell_of_another_metric_is_named_by_it(single):
     }
 
 
-def test_words_are_joined():
+def test_join_words_returns_english_list():
     assert [join_words(words) for words in (["a"], ["a", "b"], ["a", "b", "c"])] == ["a", "a and b", "a, b and c"]
 
 
-def test_curves_csv_has_accuracies_whatever_the_metrics(single):
+def test_curves_csv_has_accuracies_if_metrics_omit_accuracy(single):
     before = contents.build_table_files(StudyData(single.plan))[single.plan.study_files.get_plot_data_path("curves")]
     single.change(metrics=("nll", "ece"))
     data = StudyData(single.plan)

@@ -1,4 +1,4 @@
-"""The numbers of DVC's plots, on trees whose answers are easy to check by hand."""
+"""The data of DVC's plots, for small studies that are easy to check by hand."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.report.conftest import PARTITION
 ROOT = Path(__file__).parents[2]
 
 
-def test_learning_curves_name_their_lines(two: Any) -> None:
+def test_learning_curves_name_lines_by_algorithm(two: Any) -> None:
     frame = plots.build_learning_curves(StudyData(two.plan))
     assert list(frame.columns) == ["line", "algorithm", "protocol", "round", "mean", "std", "seeds"]
     assert list(frame["line"].unique()) == ["fedavg", "local"]
@@ -33,7 +33,7 @@ def test_learning_curves_name_their_lines(two: Any) -> None:
     assert list(fedavg["mean"]) == pytest.approx([25.0, 60.0, 70.0])
 
 
-def test_lines_of_a_grid_name_their_point(make: Any) -> None:
+def test_learning_curves_of_grid_name_lines_by_grid_point(make: Any) -> None:
     tree = make(["fedavg"], seeds=(0,), grid={"partition.alpha": [0.1, 1.0]})
     for run in range(2):
         tree.write(run, [{"global-on-global": [(run + 1, 10)]}] * 3)
@@ -43,7 +43,7 @@ def test_lines_of_a_grid_name_their_point(make: Any) -> None:
     ]
 
 
-def test_clients_are_those_with_test_samples_in_the_last_round(two: Any) -> None:
+def test_client_accuracies_contain_clients_with_test_samples(two: Any) -> None:
     write_partition(two)
     frame = plots.build_client_accuracies(StudyData(two.plan))
     first = frame[(frame["line"] == "fedavg") & (frame["seed"] == 0) & (frame["protocol"] == "personal-on-local")]
@@ -53,16 +53,16 @@ def test_clients_are_those_with_test_samples_in_the_last_round(two: Any) -> None
     assert list(frame["client_name"].unique()) == ["0", "1"]
 
 
-def test_clients_have_their_names_next_to_their_numbers(two: Any) -> None:
+def test_clients_csv_contains_client_names(two: Any) -> None:
     write_partition(two, ["writer 7", "Ann"])
     contents.write_report_files(contents.build_plot_data_files(StudyData(two.plan)))
     header, first, second, *_ = Path("results/plots/clients.csv").read_text().splitlines()
-    assert header == "line,seed,protocol,client,samples,accuracy,client_name", "numbers in the columns they had"
+    assert header == "line,seed,protocol,client,samples,accuracy,client_name", "client_name is the last column"
     assert first == "fedavg,0,personal-on-local,0,2,50.0,writer 7"
     assert second == "fedavg,0,personal-on-local,1,8,50.0,Ann"
 
 
-def test_cells_of_the_matrices_are_the_last_measured_ones(two: Any) -> None:
+def test_matrix_cells_are_from_last_measured_round(two: Any) -> None:
     for run, measured in enumerate(({"SL": 0.1, "CR": 0.2}, None, None, None)):
         two.write_matrices(run, measured)
     frame = plots.build_matrix_cells(StudyData(two.plan))
@@ -83,7 +83,7 @@ def write_partition(tree: Any, names: Sequence[str] = ()) -> None:
     tree.write_table(layout.get_assignment_path(PARTITION), table, "assignment.json")
 
 
-def test_partitions_tell_samples_of_clients_and_classes(two: Any) -> None:
+def test_partition_csv_counts_samples_by_client_and_class(two: Any) -> None:
     write_partition(two)
     contents.write_report_files(contents.build_plot_data_files(StudyData(two.plan)))
     assert Path("results/plots/partition.csv").read_text().splitlines() == [
@@ -96,7 +96,7 @@ def test_partitions_tell_samples_of_clients_and_classes(two: Any) -> None:
     assert len(Path("results/plots/clients.csv").read_text().splitlines()) == 1 + 2 * 2 + 2 * 2
 
 
-def test_the_page_of_plots_is_up_to_date_with_the_licenses_of_what_it_holds() -> None:
+def test_plots_page_is_up_to_date_and_contains_licenses() -> None:
     page = (ROOT / ".dvc/plots/page.html").read_text()
     assert page == pages.render_plots_page(), "type `make docs`"
     licenses = page.partition('id="licenses">')[2].partition("</script>")[0]
@@ -109,8 +109,8 @@ def test_the_page_of_plots_is_up_to_date_with_the_licenses_of_what_it_holds() ->
         assert holder in licenses
 
 
-def test_no_name_ends_the_script_of_dvcs_page(make: Any, tmp_path: Path) -> None:
-    """DVC writes the numbers of plots into scripts of its page as they are."""
+def test_dvc_page_keeps_hostile_names_inside_scripts(make: Any, tmp_path: Path) -> None:
+    """DVC writes the data of plots into scripts of its page without escaping."""
     hostile = '</script><img src=x onerror="alert(1)">'
     tree = make(["fedavg"], [0], {"data": [hostile, "< 5 & <!-- <script>"]})
     for run in range(2):
@@ -127,7 +127,7 @@ def test_no_name_ends_the_script_of_dvcs_page(make: Any, tmp_path: Path) -> None
     command = [Path(sys.executable).parent / "dvc", "plots", "show", "-o", "elsewhere"]
     subprocess.run(command, check=True, capture_output=True)
     template, page = ((tmp_path / name).read_text("utf-8") for name in (".dvc/plots/page.html", "elsewhere/index.html"))
-    assert "img src=x onerror" in page, "the name itself is there"
+    assert "img src=x onerror" in page, "the page contains the name"
     for tag in ("<img", "<!-- <"):
         assert page.count(tag) == template.count(tag)
     written = page.rpartition("<body>")[2]
@@ -135,11 +135,11 @@ def test_no_name_ends_the_script_of_dvcs_page(make: Any, tmp_path: Path) -> None
     assert "data=< 5 & ＜!-- ＜script>" in (tmp_path / "results/plots/curves.csv").read_text("utf-8")
 
 
-def test_a_browser_draws_all_plots_without_a_network(two: Any, tmp_path: Path) -> None:
-    """`dvc plots show`, with the settings of the project: a self-contained page, wherever it is written."""
+def test_browser_draws_all_dvc_plots_without_network(two: Any, tmp_path: Path) -> None:
+    """With the project's settings, `dvc plots show` writes a self-contained page into any folder."""
     if not BROWSER:
         pytest.skip("needs Chromium")
-    test_partitions_tell_samples_of_clients_and_classes(two)
+    test_partition_csv_counts_samples_by_client_and_class(two)
     shutil.copytree(ROOT / ".dvc/plots", tmp_path / ".dvc/plots")
     for name in (".dvc/config", "dvc.yaml", "params.yaml"):
         shutil.copy(ROOT / name, tmp_path / name)
@@ -175,7 +175,10 @@ COLORS = """(async () => {
 
 
 def count_pixels(page: Path, profile: Path) -> list[dict[str, int]]:
-    """Number of pixels by color of each plot in a browser, which reports no error and requests no other file."""
+    """Return the number of pixels by color of each plot in a browser.
+
+    Fail if the browser reports an error or requests another file.
+    """
     browser = Browser(profile)
     try:
         assert list_problems(browser, page, 1280) == ([], [])

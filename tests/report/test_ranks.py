@@ -20,8 +20,8 @@ from fedpipe.report.figures import style
 from fedpipe.report.figures.ranks import build_ranks_figure, write_ranks_figure
 from fedpipe.settings.report import Report
 
-#: AUC of four variants of C4.5 on 14 data sets: Demšar, JMLR 2006, table 6. The paper's ranks of the 13th row come from
-#: more digits: 0.975 has rank 2, and 0.975 rank 3.
+#: AUC of four variants of C4.5 on 14 data sets: Demšar, JMLR 2006, table 6. The paper ranks the 13th row by more
+#: digits: one 0.975 has rank 2, and the other has rank 3.
 NAMES = ("C4.5", "C4.5+m", "C4.5+cf", "C4.5+m+cf")
 DEMSAR = np.array(
     [
@@ -43,7 +43,7 @@ DEMSAR = np.array(
 ).T
 
 
-def test_the_published_example():
+def test_compare_ranks_matches_published_example():
     """Mean ranks 3.143, 2.000, 2.893 and 1.964, chi-squared 9.28 without correction for ties, and CD 1.25."""
     comparison = ranks.compare_ranks(NAMES, DEMSAR, 1, "nemenyi")
     assert comparison.names == ("C4.5+m+cf", "C4.5+m", "C4.5+cf", "C4.5")
@@ -59,7 +59,7 @@ def test_the_published_example():
     assert comparison.indistinguishable_groups == [range(4)]  # the paper: 3.143 - 1.964 < 1.25
 
 
-def test_nemenyi_p_values_are_those_of_the_studentized_range():
+def test_nemenyi_p_values_equal_studentized_range():
     comparison = ranks.compare_ranks(NAMES, DEMSAR, 1, "nemenyi")
     distance = (comparison.mean_ranks[3] - comparison.mean_ranks[0]) / np.sqrt(4 * 5 / (6 * 14)) * np.sqrt(2)
     assert comparison.pair_p_values[0, 3] == pytest.approx(stats.studentized_range.sf(distance, 4, np.inf))
@@ -68,7 +68,7 @@ def test_nemenyi_p_values_are_those_of_the_studentized_range():
     assert ((comparison.pair_p_values < 0.05) == (differences > comparison.critical_difference)).all()
 
 
-def test_holm_corrects_scipys_signed_rank_tests():
+def test_holm_corrects_scipy_signed_rank_p_values():
     """Eight columns in which A beats B, and B beats C: each p-value is 2 / 2^8, and three are corrected."""
     generator = np.random.default_rng(0)
     base = generator.random(8)
@@ -90,7 +90,7 @@ def test_holm_corrects_scipys_signed_rank_tests():
 
 
 @pytest.mark.parametrize("rank_test", ["nemenyi", "holm"])
-def test_lower_scores_are_better_with_a_negative_sign(rank_test):
+def test_compare_ranks_with_negative_sign_prefers_lower_scores(rank_test):
     comparison = ranks.compare_ranks(NAMES, DEMSAR, 1, rank_test)
     mirrored = ranks.compare_ranks(NAMES, -DEMSAR, -1, rank_test)
     assert mirrored.names == comparison.names
@@ -99,14 +99,14 @@ def test_lower_scores_are_better_with_a_negative_sign(rank_test):
 
 
 @pytest.mark.parametrize("rank_test", ["nemenyi", "holm"])
-def test_equal_methods_do_not_differ(rank_test):
+def test_rank_test_finds_no_difference_between_equal_methods(rank_test):
     comparison = ranks.compare_ranks(("a", "b", "c"), np.ones((3, 10)), 1, rank_test)
     assert (comparison.statistic, comparison.p_value) == (0, 1)
     assert comparison.mean_ranks.tolist() == [2, 2, 2]
     assert comparison.indistinguishable_groups == [range(3)]
 
 
-def test_groups_are_the_largest_runs_without_a_difference():
+def test_indistinguishable_groups_are_maximal_ranges():
     comparison = ranks.compare_ranks(NAMES, DEMSAR, 1, "nemenyi")
     p_values = np.ones((4, 4))
     p_values[0, 2] = p_values[0, 3] = p_values[2, 3] = 0.01
@@ -119,7 +119,7 @@ def test_groups_are_the_largest_runs_without_a_difference():
     ("rank_test", "methods", "columns"),
     [("nemenyi", 3, 3), ("nemenyi", 10, 2), ("holm", 3, 7), ("holm", 4, 8), ("holm", 5, 9)],
 )
-def test_the_needed_columns_are_the_fewest_with_which_a_test_can_find_something(rank_test, methods, columns):
+def test_count_columns_for_significance_returns_minimum(rank_test, methods, columns):
     assert count_columns_for_significance(rank_test, methods) == columns
     order = np.arange(methods)[:, None] + np.linspace(0, 0.5, columns)
 
@@ -132,7 +132,7 @@ def test_the_needed_columns_are_the_fewest_with_which_a_test_can_find_something(
     assert columns == 2 or not finds_difference(columns - 1)
 
 
-# -- in a study --------------------------------------------------------------------------------------------------------
+# -- studies -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def study(make):
     return tree
 
 
-def test_the_table_shows_mean_ranks(study):
+def test_markdown_table_shows_mean_ranks(study):
     text = tables.render_markdown_table(StudyData(study.plan))
     assert "Ranks of the methods in 14 columns of the table by Local test accuracy (personalized)." in text
     assert "chi-squared(3) = 10.23, p = 0.0167." in text
@@ -170,7 +170,7 @@ def test_ranks_csv_has_all_pairs(study):
     assert "Ranks" not in tables.render_markdown_table(StudyData(study.plan))
 
 
-def test_the_first_metric_and_its_direction_count(study):
+def test_ranks_use_first_metric_and_its_direction(study):
     study.change(metrics=("accuracy",))
     best = ranks.build_ranked_table(StudyData(study.plan)).compare_methods(study.plan).names[0]
     data = StudyData(study.plan)
@@ -178,7 +178,7 @@ def test_the_first_metric_and_its_direction_count(study):
     assert ranks.build_ranked_table(data).compare_methods(flipped).names[-1] == best == "fedper"
 
 
-def test_a_method_without_a_number_in_some_column_is_omitted(study):
+def test_ranks_omit_method_with_missing_number(study):
     index = next(number for number, run in enumerate(study.runs) if run.algorithm == "fedprox")
     study.write(index, [{"global-on-global": [(1, 2)]}])
     text = tables.render_markdown_table(StudyData(study.plan))
@@ -186,7 +186,7 @@ def test_a_method_without_a_number_in_some_column_is_omitted(study):
     assert "chi-squared(2)" in text
 
 
-def test_grid_values_of_one_method_are_rows(make):
+def test_ranked_table_has_row_per_grid_value_of_one_method(make):
     tree = make(["fedavg", "fedprox"], [0], {"partition.alpha": [0.1, 0.5, 1], "algorithms.fedprox.mu": [1, 2]})
     for index in range(len(tree.runs)):
         tree.write(index, [{"global-on-global": [(index, 10)]}])
@@ -197,7 +197,7 @@ def test_grid_values_of_one_method_are_rows(make):
     assert {len(scores) for scores in table.scores.values()} == {3}
 
 
-def test_the_diagram_names_methods_ranks_and_groups(study, tmp_path):
+def test_ranks_figure_shows_methods_ranks_and_groups(study, tmp_path):
     write_ranks_figure(StudyData(study.plan))
     (path,) = study.plan.study_files.figures_folder.glob("*.svg")
     assert path.name == "ranks.svg"
@@ -216,7 +216,7 @@ def test_the_diagram_names_methods_ranks_and_groups(study, tmp_path):
     assert high > comparison.mean_ranks[-1]
 
 
-def test_too_few_numbers_for_a_diagram_are_an_error(study):
+def test_ranks_figure_rejects_too_few_methods(study):
     for index, run in enumerate(study.runs):
         if run.algorithm in ("fedavg", "fedprox"):
             study.write(index, [{"global-on-global": [(1, 2)]}])
@@ -229,7 +229,7 @@ def test_too_few_numbers_for_a_diagram_are_an_error(study):
     ("algorithms", "columns", "rank_test", "sizes"),
     [(2, 14, "nemenyi", "3 methods and 3 columns"), (3, 2, "nemenyi", "3 columns"), (4, 7, "holm", "8 columns")],
 )
-def test_a_table_that_is_too_small_is_an_error_of_the_plan(make, algorithms, columns, rank_test, sizes):
+def test_plan_rejects_rank_test_of_too_small_table(make, algorithms, columns, rank_test, sizes):
     tree = make(["fedavg", "fedprox", "local", "fedper"][:algorithms], [0], {"partition.alpha": [*range(columns)]})
     tree.change(report=Report(rank_test=rank_test))
     with pytest.raises(SettingsError, match=rf"^report\.rank_test: {rank_test} .* {sizes}"):
@@ -238,7 +238,7 @@ def test_a_table_that_is_too_small_is_an_error_of_the_plan(make, algorithms, col
     check_rank_test(tree.plan)
 
 
-def test_ranks_files_are_outputs_of_the_study(study):
+def test_study_without_rank_test_has_no_ranks_figure(study):
     files = layout.StudyFiles.from_params(Path("params.yaml"))
     assert files.ranks_table == Path("results/tables/ranks.csv")
     study.change(report=Report())

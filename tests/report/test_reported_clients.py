@@ -42,7 +42,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewPlan]:
         yield made
 
 
-def report(plan: NewPlan, clients: ReportedClients) -> StudyData:
+def build_report_data(plan: NewPlan, clients: ReportedClients) -> StudyData:
     protocols = tuple(list_reported_protocols(PROTOCOLS, clients))
     section = plan.report.model_copy(update={"clients": clients})
     return StudyData(dataclasses.replace(plan, protocols=protocols, report=section))
@@ -56,7 +56,7 @@ def compute_accuracy(plan: NewPlan, label: str, protocol: str) -> float:
 
 
 def read_rows(data: StudyData) -> dict[str, dict[str, str]]:
-    """The cells of the Markdown table by method and head."""
+    """Return the cells of the Markdown table by method and column."""
     lines = [
         line.strip("|").split("|") for line in tables.render_markdown_table(data).splitlines() if line.startswith("|")
     ]
@@ -64,8 +64,8 @@ def read_rows(data: StudyData) -> dict[str, dict[str, str]]:
     return {row[0]: dict(zip(head, row, strict=False)) for row in rows[:2]}
 
 
-def test_the_columns_of_new_clients_are_next_to_those_of_seen_clients(plan: NewPlan) -> None:
-    rows = read_rows(report(plan, "both"))
+def test_markdown_table_has_new_clients_next_to_seen_clients(plan: NewPlan) -> None:
+    rows = read_rows(build_report_data(plan, "both"))
     heads = list(rows["FedAvg"])
     assert heads[1:6] == [
         *(SEEN, NEW, "Global test accuracy (global model)"),
@@ -79,39 +79,39 @@ def test_the_columns_of_new_clients_are_next_to_those_of_seen_clients(plan: NewP
     assert rows["Local"][heads[5]] != words.DASH
 
 
-def test_a_table_has_the_clients_that_the_study_asks_for(plan: NewPlan) -> None:
-    both = read_rows(report(plan, "both"))["FedAvg"]
-    seen, new = (read_rows(report(plan, clients))["FedAvg"] for clients in ("seen", "new"))
+def test_markdown_table_has_only_reported_clients(plan: NewPlan) -> None:
+    both = read_rows(build_report_data(plan, "both"))["FedAvg"]
+    seen, new = (read_rows(build_report_data(plan, clients))["FedAvg"] for clients in ("seen", "new"))
     assert not any("new clients" in head for head in seen)
     assert [head for head in new if "accuracy" in head] == [NEW, "Local test accuracy (new clients, fine-tuned)"]
     assert seen.items() | new.items() == both.items()
-    text = tables.render_markdown_table(report(plan, "new"))
+    text = tables.render_markdown_table(build_report_data(plan, "new"))
     assert "new-personal-on-local" in text
     assert "New clients never participate" in text
-    assert "new clients" not in tables.render_markdown_table(report(plan, "seen")).lower()
+    assert "new clients" not in tables.render_markdown_table(build_report_data(plan, "seen")).lower()
 
 
 def test_results_csv_has_all_clients(plan: NewPlan) -> None:
     protocols = {*PROTOCOLS, *(f"new-{name}" for name in PROTOCOLS[::2])}
     for clients in ("seen", "new", "both"):
-        assert set(report(plan, clients).score_table["protocol"]) == protocols
+        assert set(build_report_data(plan, clients).score_table["protocol"]) == protocols
 
 
-def test_statistics_curves_and_latex_have_the_reported_clients(plan: NewPlan) -> None:
+def test_statistics_curves_and_latex_have_only_reported_clients(plan: NewPlan) -> None:
     expected = {clients: {*list_reported_protocols(PROTOCOLS, clients)} for clients in ("seen", "new", "both")}
     for clients, protocols in expected.items():
-        data = report(plan, clients)
+        data = build_report_data(plan, clients)
         assert set(data.statistics["protocol"]) == protocols
         assert set(curves.build_metric_curves(data)["protocol"]) == protocols
         assert ("new clients" in wide.render_latex_table(data)) == (clients != "seen")
     section = {"figure_protocols": ("personal-on-local",), "clients": "both"}
-    data = report(plan, "both")
+    data = build_report_data(plan, "both")
     figure_plan = dataclasses.replace(data.plan, report=data.plan.report.model_copy(update=section))
     figure_protocols: pd.Series = curves.build_figure_curves(StudyData(figure_plan))["protocol"]
     assert set(figure_protocols) == {"personal-on-local", "new-personal-on-local"}
 
 
-def test_the_plan_can_be_read_again(plan: NewPlan) -> None:
+def test_stored_plan_keeps_reported_clients(plan: NewPlan) -> None:
     planner.write_plan(plan)
     read = Plan.read(plan.study_files.plan)
     assert read.protocols == plan.protocols
@@ -122,7 +122,7 @@ def test_captions_name_held_out_clients_and_drift(plan: NewPlan) -> None:
     assert plan.held_out_notes == ("2 of 6 clients are held out, so they never train.",)
     drift_note = "From round 2 on, 3 of 6 clients have a concept drift: permuted classes."
     for clients in ("seen", "both"):
-        data = report(plan, clients)
+        data = build_report_data(plan, clients)
         data = StudyData(dataclasses.replace(data.plan, drift_notes=(drift_note,)))
         figure = curves_figure.build_curves_figure(data.plan, curves.build_figure_curves(data))
         captions = [tables.render_markdown_table(data), wide.render_latex_table(data), figure.get_supxlabel()]

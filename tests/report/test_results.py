@@ -12,13 +12,13 @@ from fedpipe.report.data import StudyData
 
 
 def select_accuracies(frame, **values):
-    """The accuracies in the rows with these values."""
+    """Return the accuracies in the rows with these values."""
     for name, value in values.items():
         frame = frame[frame[name] == value]
     return frame["accuracy"].tolist()
 
 
-def test_averages_over_samples_clients_and_the_worst_tenth(two):
+def test_accuracies_average_samples_clients_and_worst_tenth(two):
     frame = StudyData(two.plan).accuracies
     columns = {"algorithm": "fedavg", "seed": 0, "protocol": "personal-on-local"}
     assert select_accuracies(frame, **columns, average="sample") == [0.3, 0.6, 0.5]
@@ -26,7 +26,7 @@ def test_averages_over_samples_clients_and_the_worst_tenth(two):
     assert select_accuracies(frame, **columns, average="worst") == [0.25, 0.5, 0.5]
 
 
-def test_the_server_is_one_model_whatever_the_average(two):
+def test_global_accuracy_is_equal_for_all_averages(two):
     frame = StudyData(two.plan).accuracies
     for average in results.AVERAGES:
         assert select_accuracies(frame, algorithm="fedavg", seed=1, protocol="global-on-global", average=average) == [
@@ -36,37 +36,37 @@ def test_the_server_is_one_model_whatever_the_average(two):
         ]
 
 
-def test_the_worst_tenth_of_twenty_clients_are_two(make):
+def test_worst_tenth_of_20_clients_averages_two_clients(make):
     tree = make(["fedavg"], seeds=[0])
     tree.write(0, [{"personal-on-local": [(right, 20) for right in range(19, -1, -1)]}])
     assert select_accuracies(StudyData(tree.plan).accuracies, average="worst") == [0.025]  # of 0/20 and 1/20
 
 
 @pytest.mark.parametrize(("round", "expected"), [("last", [0.6, 0.8]), ("best", [0.8, 0.8]), ("mean-last", [0.7, 0.6])])
-def test_reported_round(two, round, expected):
+def test_reported_accuracies_use_chosen_round(two, round, expected):
     frame = results.compute_reported_accuracies(StudyData(two.plan).accuracies, round, last_k=2)
     assert select_accuracies(frame, protocol="global-on-global", average="sample") == pytest.approx(expected, abs=1e-15)
 
 
-def test_mean_last_of_more_rounds_than_there_are(two):
+def test_mean_last_averages_all_rounds_if_last_k_is_larger(two):
     frame = results.compute_reported_accuracies(StudyData(two.plan).accuracies, "mean-last", last_k=9)
     columns = {"algorithm": "fedavg", "protocol": "global-on-global", "average": "sample"}
     assert select_accuracies(frame, **columns) == pytest.approx([1.6 / 3, 0.5], abs=1e-15)
 
 
-def test_bytes_and_seconds(two):
+def test_traffic_is_averaged_and_time_is_summed_over_rounds(two):
     assert StudyData(two.plan).mean_traffic["bytes_down"].tolist() == [200, 400, 200, 200]
     assert StudyData(two.plan).mean_traffic["bytes_up"].tolist() == [200, 400, 200, 200]
     assert StudyData(two.plan).total_times["train"].tolist() == [3, 9, 3, 3]
 
 
-def test_a_run_that_is_not_complete_is_named(make: Callable):
+def test_incomplete_run_raises_error_with_missing_file(make: Callable):
     tree = make(["fedavg"], seeds=[0])
     with pytest.raises(ArtifactError, match=r"fedavg/000000000000/joined/0003/joined.json is missing"):
         _ = StudyData(tree.plan).accuracies
 
 
-def test_labels_of_grid_points():
+def test_describe_grid_point_shortens_unambiguous_keys():
     assert results.describe_grid_point({"partition.alpha": "0.1", "model.hidden": "64"}) == "alpha=0.1, hidden=64"
     assert (
         results.describe_grid_point({"algorithms.feddw.mu": "1", "algorithms.fedprox.mu": ""})
@@ -76,7 +76,7 @@ def test_labels_of_grid_points():
     assert results.describe_grid_point({"algorithms.prox.algorithm": "fedprox"}) == "algorithms.prox.algorithm=fedprox"
 
 
-def test_an_axis_called_like_what_a_method_records_is_told(make: Callable):
+def test_grid_axis_with_name_of_recorded_column_is_rejected(make: Callable):
     tree = make(["fedavg"], seeds=[0], grid={"left_out": ["all"]})
     tree.write(0, [{"global-on-global": [(1, 2)]}])
     with pytest.raises(SettingsError, match=r"^study.grid.left_out: fedavg records "):
@@ -84,7 +84,7 @@ def test_an_axis_called_like_what_a_method_records_is_told(make: Callable):
 
 
 @pytest.mark.parametrize("name", ["metrics", "rounds"])
-def test_a_joined_table_with_a_flipped_bit_makes_no_number(make: Callable, name: str):
+def test_merged_table_with_flipped_bit_is_rejected(make: Callable, name: str):
     tree = make(["fedavg"], seeds=[0])
     tree.write(0, [{"global-on-global": [(5, 10)]}])
     path = getattr(tree.runs[0].merged_files, name)
@@ -97,8 +97,8 @@ def test_a_joined_table_with_a_flipped_bit_makes_no_number(make: Callable, name:
             _ = StudyData(tree.plan).score_table
 
 
-def test_accuracies_of_many_runs_have_the_bits_of_each_run_alone() -> None:
-    """Also if some runs are in the order of the groups, for which pandas rounds in another way."""
+def test_scores_of_many_runs_equal_scores_of_single_runs_bit_for_bit() -> None:
+    """The rows of some runs are sorted by group. pandas rounds differently for sorted groups."""
     rng, frames = np.random.default_rng(0), []
     for clients, protocols in [(1, "a"), (10, "a"), (33, "ba"), (33, "a"), (150, "ab"), (10, "ba"), (10, "a")] * 3:
         rows = [(round, client, name) for round in range(1, 9) for name in protocols for client in range(clients)]

@@ -22,22 +22,25 @@ from fedpipe.settings.report import Report
 from tests import small_studies as studies
 from tests.report.conftest import Tree
 
-EVERYTHING = Report(
+ALL_STATISTICS = Report(
     round="last", last_k=2, average="sample", statistics=statistics.STATISTICS, target=0.5, baseline="fedavg"
 )
 
 
 def read_row(frame: pd.DataFrame, **values: Any) -> tuple[float, float, int]:
-    """Mean, deviation and seeds of the only row with these values."""
+    """Return mean, standard deviation and number of seeds of the only row with these values."""
     for name, value in values.items():
         frame = frame[frame[name] == value]
     (row,) = frame.to_dict("records")
     return row["mean"], row["std"], row["seeds"]
 
 
-def test_spread_and_target_by_hand(two: Tree) -> None:
-    """FedAvg's clients have 1/2 and 4/8 with one seed, 2/2 and 4/8 with the other; round t: 2 (100 t + 200) bytes."""
-    two.change(report=EVERYTHING)
+def test_fairness_and_cost_to_target_match_hand_computed_values(two: Tree) -> None:
+    """FedAvg's clients have 1/2 and 4/8 correct answers with one seed, and 2/2 and 4/8 with the other.
+
+    With seed 0, round t sends 2 (100 t + 200) bytes.
+    """
+    two.change(report=ALL_STATISTICS)
     frame = StudyData(two.plan).statistics
     local = {"algorithm": "fedavg", "protocol": "personal-on-local"}
     assert read_row(frame, **local, statistic="client_std") == pytest.approx((12.5, math.sqrt(312.5), 2))
@@ -51,7 +54,7 @@ def test_spread_and_target_by_hand(two: Tree) -> None:
     assert frame[(frame["protocol"] == "global-on-global") & frame["statistic"].isin(statistics.FAIRNESS_COLUMNS)].empty
 
 
-def test_a_target_that_some_seeds_reach_says_how_many(make: Any) -> None:
+def test_cost_to_target_shows_number_of_seeds_that_reach_target(make: Any) -> None:
     tree = make(["fedavg", "local"], seeds=[0, 1])
     for index, right in enumerate((6, 8, 1, 2)):
         tree.write(
@@ -59,7 +62,7 @@ def test_a_target_that_some_seeds_reach_says_how_many(make: Any) -> None:
         )
     chosen = ("rounds_to_target", "bytes_to_target")
     tree.change(
-        report=EVERYTHING.model_copy(update=dict(target=0.8, statistics=chosen)), protocols=("personal-on-local",)
+        report=ALL_STATISTICS.model_copy(update=dict(target=0.8, statistics=chosen)), protocols=("personal-on-local",)
     )
     frame = StudyData(tree.plan).statistics
     result = read_row(frame, algorithm="fedavg", protocol="personal-on-local", statistic="rounds_to_target")
@@ -72,15 +75,15 @@ def test_a_target_that_some_seeds_reach_says_how_many(make: Any) -> None:
     assert cells[2:] == [["fedavg", "2.0 (1 of 2 seeds)", "1.4 kB (1 of 2 seeds)"], ["local", words.DASH, words.DASH]]
 
 
-def test_differences_are_scipys_paired_t_interval(make: Any) -> None:
+def test_difference_interval_equals_scipy_paired_t_interval(make: Any) -> None:
     tree = make(["fedavg", "feddw"], seeds=[0, 1, 2], grid={"algorithms.feddw.mu": [1, 2], "partition.alpha": [1]})
     right = {"fedavg": [3, 5, 4], "feddw": [4, 5, 6]}
     for index, run in enumerate(tree.runs):
         tree.write(index, [{"global-on-global": [(right[run.algorithm][run.seed], 10)]}])
-    tree.change(report=EVERYTHING)
+    tree.change(report=ALL_STATISTICS)
     frame = StudyData(tree.plan).statistics
     result = frame[frame["statistic"] == "difference"]
-    assert list(result["algorithms.feddw.mu"]) == ["1", "2"], "the baseline has none, and mu does not concern it"
+    assert list(result["algorithms.feddw.mu"]) == ["1", "2"], "the baseline has no differences and no mu"
     ours, base = (10 * np.array(right[name]) for name in ("feddw", "fedavg"))
     low, high = stats.ttest_rel(ours, base).confidence_interval(0.95)
     for row in result.to_dict("records"):
@@ -92,20 +95,20 @@ def test_differences_are_scipys_paired_t_interval(make: Any) -> None:
     assert "*" not in line, "the interval contains zero"
 
 
-def test_a_baseline_that_varies_itself_is_no_baseline(make: Any) -> None:
+def test_difference_is_omitted_if_grid_varies_baseline(make: Any) -> None:
     """If the grid varies the baseline at a point of another method, the difference is ambiguous."""
     tree = make(["fedavg", "feddw"], seeds=[0], grid={"algorithms.fedavg.other": [1, 2]})
     for index in range(len(tree.runs)):
         tree.write(index, [{"global-on-global": [(index, 10)]}])
-    tree.change(report=EVERYTHING)
+    tree.change(report=ALL_STATISTICS)
     assert "difference" not in set(StudyData(tree.plan).statistics["statistic"])
 
 
-def test_one_seed_has_no_interval(make: Any) -> None:
+def test_difference_of_one_seed_has_no_interval(make: Any) -> None:
     tree = make(["fedavg", "feddw"], seeds=[0])
     for index in range(2):
         tree.write(index, [{"global-on-global": [(3 + index, 10)]}])
-    tree.change(report=EVERYTHING)
+    tree.change(report=ALL_STATISTICS)
     frame = StudyData(tree.plan).statistics
     (row,) = frame[frame["statistic"] == "difference"].to_dict("records")
     assert (row["mean"], row["seeds"]) == (pytest.approx(10), 1)
@@ -113,10 +116,10 @@ def test_one_seed_has_no_interval(make: Any) -> None:
     assert "+10.00 (one seed)" in tables.render_markdown_table(StudyData(tree.plan))
 
 
-def metrics(answers: list[tuple[np.ndarray, np.ndarray]], num_classes: int) -> pd.DataFrame:
-    """The rows of clients with these labels and predictions, as runs record them."""
+def make_metrics(answers: list[tuple[np.ndarray, np.ndarray]], num_classes: int) -> pd.DataFrame:
+    """Return the rows that a run records for clients with these labels and predictions."""
 
-    def row(client: int, y: np.ndarray, predictions: np.ndarray) -> dict[str, Any]:
+    def make_row(client: int, y: np.ndarray, predictions: np.ndarray) -> dict[str, Any]:
         counts = {"hits": y[y == predictions], "support": y, "predicted": predictions}
         return {
             **{"run": "a", "protocol": "personal-on-local", "round": 3, "client": client},
@@ -124,17 +127,17 @@ def metrics(answers: list[tuple[np.ndarray, np.ndarray]], num_classes: int) -> p
             **{name: np.bincount(labels, minlength=num_classes) for name, labels in counts.items()},
         }
 
-    return pd.DataFrame([row(client, *result) for client, result in enumerate(answers)])
+    return pd.DataFrame([make_row(client, *result) for client, result in enumerate(answers)])
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_classes_are_scikit_learns(seed: int) -> None:
-    """Over all clients, some of which have few classes. Class 6 is absent, and class 5 is only predicted."""
+def test_class_statistics_equal_scikit_learn(seed: int) -> None:
+    """Some clients have few classes. Class 6 is absent, and class 5 is only predicted."""
     random = np.random.default_rng(seed)
     answers = [(random.integers(client % 3, 5, 30), random.integers(0, 5, 30)) for client in range(4)]
     answers.append((np.array([0, 1]), np.array([5, 1])))
     answers.append((np.array([], int), np.array([], int)))
-    (result,) = statistics.compute_class_statistics(metrics(answers, 7), ["run"]).to_dict("records")
+    (result,) = statistics.compute_class_statistics(make_metrics(answers, 7), ["run"]).to_dict("records")
     y, predictions = (np.concatenate(part) for part in zip(*answers, strict=True))
     assert result["macro_f1"] == pytest.approx(sklearn.f1_score(y, predictions, average="macro"), rel=1e-14)
     with pytest.warns(UserWarning, match="y_pred contains classes not in y_true"):
@@ -142,17 +145,17 @@ def test_classes_are_scikit_learns(seed: int) -> None:
     assert result["balanced_accuracy"] == pytest.approx(expected, rel=1e-14)
 
 
-def test_the_last_round_measured_counts() -> None:
-    first, last = (metrics([(np.array([0, 1]), np.array(predictions))], 2) for predictions in ([1, 0], [0, 1]))
+def test_class_statistics_use_last_measured_round() -> None:
+    first, last = (make_metrics([(np.array([0, 1]), np.array(predictions))], 2) for predictions in ([1, 0], [0, 1]))
     frame = pd.concat([last.assign(round=4), first.assign(round=2)])
     (result,) = statistics.compute_class_statistics(frame, ["run"]).to_dict("records")
     assert (result["macro_f1"], result["balanced_accuracy"]) == (1, 1)
 
 
-def test_the_table_has_them_below_where_they_are_asked_for(two: Tree) -> None:
+def test_markdown_table_shows_chosen_statistics(two: Tree) -> None:
     plain = tables.render_markdown_table(StudyData(two.plan))
     chosen = ("worst_tenth", "client_std", "rounds_to_target", "bytes_to_target", "difference")
-    two.change(report=EVERYTHING.model_copy(update=dict(statistics=chosen)), protocols=("personal-on-local",))
+    two.change(report=ALL_STATISTICS.model_copy(update=dict(statistics=chosen)), protocols=("personal-on-local",))
     text = tables.render_markdown_table(StudyData(two.plan))
     assert "worst tenth" not in plain
     below = text.partition("\nStatistics of: Local test accuracy (personalized).")[2].splitlines()
@@ -165,31 +168,31 @@ def test_the_table_has_them_below_where_they_are_asked_for(two: Tree) -> None:
     assert "mean ± half-width of the 95% confidence interval" in text
 
 
-def test_below_the_best_of_a_grid_differences_are_to_the_best_of_the_baseline(make: Any) -> None:
-    """The difference to a value that the table omits could have the other sign."""
+def test_markdown_table_compares_best_grid_value_with_best_baseline(make: Any) -> None:
+    """The difference to a grid value that the table omits could have the other sign."""
     rate = "federation.learning_rate"
     tree = make(["fedavg", "fedprox"], grid={rate: [0.01, 0.05]})
     for run, right in enumerate((5, 5, 7, 7, 8, 8, 6, 6)):
         tree.write(run, [{"global-on-global": [(right, 10)]}])
-    report = EVERYTHING.model_copy(update={"statistics": ("difference",), "best_over": (rate,)})
+    report = ALL_STATISTICS.model_copy(update={"statistics": ("difference",), "best_over": (rate,)})
     tree.change(report=report, protocols=("global-on-global",))
     text = tables.render_markdown_table(StudyData(tree.plan))
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:5] == "| fed"]
     assert [row[:3] for row in rows[:2]] == [["fedavg", "0.05", "80.00 ± 0.00"], ["fedprox", "0.01", "70.00 ± 0.00"]]
     assert [row[:2] for row in rows[2:4]] == [["fedavg", "0.05"], ["fedprox", "0.01"]]
-    assert rows[3][2].startswith("-10.00 "), "and not 20 above FedAvg's 50 % at this rate"
+    assert rows[3][2].startswith("-10.00 "), "not +20, the difference to FedAvg's 50 % at this rate"
     assert "Differences in accuracy to the best fedavg are paired by seed" in text
     frame = StudyData(tree.plan).statistics.query("statistic == 'difference'")
     assert frame[rate].tolist() == ["0.01", "0.05"]
     assert frame["mean"].tolist() == pytest.approx([-10, -20])
 
 
-def test_what_is_not_searched_is_the_same_for_the_baseline(make: Any) -> None:
+def test_difference_compares_methods_at_same_grid_point(make: Any) -> None:
     rate, alpha = "federation.learning_rate", "partition.alpha"
     tree = make(["fedavg", "fedprox"], [0], grid={alpha: [0.1, 0.5], rate: [0.01, 0.05]})
     for run, right in enumerate((5, 6, 8, 7, 3, 2, 1, 4)):  # by alpha, rate and method
         tree.write(run, [{"global-on-global": [(right, 10)]}])
-    report = EVERYTHING.model_copy(update={"statistics": ("difference",), "best_over": (rate,)})
+    report = ALL_STATISTICS.model_copy(update={"statistics": ("difference",), "best_over": (rate,)})
     tree.change(report=report, protocols=("global-on-global",))
     result = StudyData(tree.plan).statistics.query("statistic == 'difference'").set_index([alpha, rate])["mean"]
     expected = {("0.1", "0.01"): -20, ("0.1", "0.05"): -10, ("0.5", "0.01"): -10, ("0.5", "0.05"): 10}
@@ -198,11 +201,11 @@ def test_what_is_not_searched_is_the_same_for_the_baseline(make: Any) -> None:
     assert "to the best fedavg at the same grid point are paired" in text
 
 
-def test_statistics_are_written_and_verified_with_the_tables(two: Tree) -> None:
+def test_statistics_csv_is_written_and_verified_with_tables(two: Tree) -> None:
     contents.write_report_files(contents.build_table_files(StudyData(two.plan)))
     path = Path("results/tables/statistics.csv")
     written = pd.read_csv(path)
-    assert set(written["statistic"]) == {*statistics.FAIRNESS_COLUMNS}, "of runs from before classes were counted"
+    assert set(written["statistic"]) == {*statistics.FAIRNESS_COLUMNS}, "the runs have no class counts"
     contents.require_current_tables(StudyData(two.plan), path.name)
     path.write_bytes(path.read_bytes().replace(b"12.5", b"12.6"))
     with pytest.raises(ArtifactError, match=r"statistics.csv does not match the runs of params.yaml"):
@@ -224,7 +227,7 @@ INVALID_SECTIONS = [
 @pytest.mark.parametrize(
     ("section", "message"), INVALID_SECTIONS, ids=lambda value: "-".join(value) if isinstance(value, dict) else ""
 )
-def test_a_mistake_is_told(
+def test_plan_rejects_invalid_statistics_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, section: dict[str, Any], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -234,7 +237,7 @@ def test_a_mistake_is_told(
     assert str(error.value).startswith(message)
 
 
-def test_the_plan_holds_them_and_one_of_before_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_plan_keeps_statistics_settings_or_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     section = {"statistics": ["worst_tenth", "difference"], "target": 0.7, "baseline": "fedavg"}
     keys = set()
@@ -244,7 +247,7 @@ def test_the_plan_holds_them_and_one_of_before_has_none(tmp_path: Path, monkeypa
         keys.add(plan.runs[0].key)
         path = Path("results/plan.json")
         assert Plan.read(path).report == plan.report
-    assert len(keys) == 1, "no run depends on what is reported"
+    assert len(keys) == 1, "run keys do not depend on report settings"
     stored_plan = json.loads(path.read_text())
     for name in section:
         del stored_plan["report"][name]

@@ -1,4 +1,4 @@
-"""What `fedpipe status` reads in a study's files and the records of its jobs."""
+"""The progress that `fedpipe status` reads from a study's files and job records."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ def plan() -> NewPlan:
     return plan
 
 
-def render(plan: NewPlan, height: int | None = None) -> str:
+def render_table(plan: NewPlan, height: int | None = None) -> str:
     screen = Console(file=io.StringIO(), width=200)
     screen.print(status_table.render_progress_table(plan, *status.load_run_progress(plan), 200, height))
     assert isinstance(screen.file, io.StringIO)
     return screen.file.getvalue()
 
 
-def snakemake(plan: NewPlan, *events: dict[str, Any], number: int = 1, lock: bool = True) -> str:
-    """Records of FedProx's segment by the snakemake of that number; the segment's log."""
+def write_segment_records(plan: NewPlan, *events: dict[str, Any], number: int = 1, lock: bool = True) -> str:
+    """Write records of FedProx's segment by the Snakemake with this number. Return the path of the segment's log."""
     key = plan.runs[1].path
     log = f"results/logs/segment/fedprox-{key.name}-0003.log"
     job = {"job": 3, "rule": "segment", "output": [f"{key}/segments/0003.json"], "log": [log]}
@@ -84,12 +84,12 @@ FAILED = {"event": "job_error", "error": "", "interrupted": False}
 INTERRUPTED = FAILED | {"interrupted": True}
 
 
-def states(plan: NewPlan) -> dict[str, str]:
+def read_states(plan: NewPlan) -> dict[str, str]:
     labels = {plan.get_method_title(label): label for label in plan.algorithms}
     return {labels[run.name.split()[0]]: run.state for run in status.load_run_progress(plan)[0]}
 
 
-def test_rounds_accuracy_rate_and_time_left(plan: NewPlan) -> None:
+def test_run_progress_has_rounds_accuracy_and_time_left(plan: NewPlan) -> None:
     done, begun, waiting = status.load_run_progress(plan)[0]
     table = layout.read_merged_table(plan.runs[0].files.get_merged_files(3).metrics).to_pandas()
     last = table[(table["round"] == 3) & (table["protocol"] == plan.protocols[0])]
@@ -101,7 +101,7 @@ def test_rounds_accuracy_rate_and_time_left(plan: NewPlan) -> None:
     ]
 
 
-def test_models_right_after_training_are_measured_in_files_of_their_own() -> None:
+def test_run_progress_has_accuracy_of_models_after_local_training() -> None:
     """The accuracy is empty before the first evaluation. A dash would mean that the method has no such model."""
     protocols = {"protocols": ["trained-on-local", "global-on-global"], "every": 2}
     plan = studies.prepare(studies.settings(rounds=2, evaluation=protocols))
@@ -113,71 +113,71 @@ def test_models_right_after_training_are_measured_in_files_of_their_own() -> Non
     rows = files.read_parquet(run.files.get_round_files(2).trained_accuracies).to_pylist()
     accuracy = sum(row["correct"] for row in rows) / sum(row["total"] for row in rows)
     assert status.load_run_progress(plan)[0][0].accuracy == accuracy
-    assert f"{100 * accuracy:.2f} %" in render(plan)
+    assert f"{100 * accuracy:.2f} %" in render_table(plan)
 
 
-def test_time_left_counts_what_runs_at_once() -> None:
+def test_time_left_depends_on_number_of_parallel_runs() -> None:
     runs = [RunProgress(str(number), "running", 5, 10, None, 2.0) for number in range(4)]
     assert status.estimate_time_left(runs) == 10
     assert (
         status.estimate_time_left([*runs, RunProgress("more", "waiting", 0, 10, None, None)]) == 20
-    )  # its own rounds last longest
+    )  # the waiting run takes longest
     assert status.estimate_time_left([RunProgress("one", "waiting", 0, 10, None, None)]) is None
 
 
-def test_queued_running_failed_and_begun_again(plan: NewPlan) -> None:
-    log = Path(snakemake(plan, BEGUN))
-    assert states(plan)["fedprox"] == "queued"
+def test_run_state_follows_job_records_and_log(plan: NewPlan) -> None:
+    log = Path(write_segment_records(plan, BEGUN))
+    assert read_states(plan)["fedprox"] == "queued"
     files.write_bytes(log, b"one\ntwo\n")
-    assert states(plan)["fedprox"] == "running"
-    assert states(plan)["scaffold"] == "waiting"
+    assert read_states(plan)["fedprox"] == "running"
+    assert read_states(plan)["scaffold"] == "waiting"
     os.utime(log, (0, 0))
-    assert states(plan)["fedprox"] == "queued", "the log is of an earlier attempt"
+    assert read_states(plan)["fedprox"] == "queued", "the log is from an earlier attempt"
 
-    snakemake(plan, BEGUN, FAILED)
-    assert states(plan)["fedprox"] == "failed"
+    write_segment_records(plan, BEGUN, FAILED)
+    assert read_states(plan)["fedprox"] == "failed"
     (failure,) = status.load_run_progress(plan)[1]
     assert (failure.rule, failure.log, failure.lines) == ("segment", log, ["one", "two"])
-    snakemake(plan, BEGUN, FAILED, BEGUN)
-    assert states(plan)["fedprox"] == "queued", "it was begun again"
+    write_segment_records(plan, BEGUN, FAILED, BEGUN)
+    assert read_states(plan)["fedprox"] == "queued", "the job was begun again"
     assert not status.load_run_progress(plan)[1]
-    snakemake(plan, BEGUN, FAILED, number=2)
-    snakemake(plan, BEGUN, number=3)
-    assert states(plan)["fedprox"] == "queued", "another snakemake began it again"
+    write_segment_records(plan, BEGUN, FAILED, number=2)
+    write_segment_records(plan, BEGUN, number=3)
+    assert read_states(plan)["fedprox"] == "queued", "another Snakemake began the job again"
     Path(".snakemake/locks/0.output.lock").unlink()
-    assert states(plan)["fedprox"] == "stopped"
+    assert read_states(plan)["fedprox"] == "stopped"
 
 
-def test_a_snakemake_without_records_counts_by_its_files(plan: NewPlan) -> None:
-    """For example with `--workflow-profile none`, or a stage that you type by hand."""
-    assert states(plan)["fedprox"] == "stopped"
+def test_run_state_without_job_records_follows_lock_and_log(plan: NewPlan) -> None:
+    """For example, Snakemake runs with `--workflow-profile none`, or you run a stage by hand."""
+    assert read_states(plan)["fedprox"] == "stopped"
     files.write_bytes(Path(".snakemake/locks/0.output.lock"), b"")
-    assert states(plan)["fedprox"] == "stopped"
+    assert read_states(plan)["fedprox"] == "stopped"
     log = Path(f"results/logs/segment/fedprox-{plan.runs[1].path.name}-0003.log")
     files.write_bytes(log, b"one\n")
     os.utime(log, (2e9, 2e9))
-    assert states(plan)["fedprox"] == "running"
+    assert read_states(plan)["fedprox"] == "running"
     assert not status.load_run_progress(plan)[1]
 
 
-def test_what_ctrl_c_ended_is_stopped(plan: NewPlan) -> None:
-    log = Path(snakemake(plan, BEGUN, INTERRUPTED))
+def test_run_interrupted_by_ctrl_c_is_stopped(plan: NewPlan) -> None:
+    log = Path(write_segment_records(plan, BEGUN, INTERRUPTED))
     files.write_bytes(log, b"one\n")
     os.utime(log, (0, 0))
-    assert states(plan)["fedprox"] == "stopped"
+    assert read_states(plan)["fedprox"] == "stopped"
     assert not status.load_run_progress(plan)[1]
-    snakemake(plan, BEGUN, INTERRUPTED, BEGUN, FAILED)
-    assert states(plan)["fedprox"] == "failed", "the next one failed by itself"
-    snakemake(plan, BEGUN, INTERRUPTED)
-    snakemake(plan, BEGUN, FAILED, number=2)
-    assert states(plan)["fedprox"] == "failed", "another snakemake began it again"
+    write_segment_records(plan, BEGUN, INTERRUPTED, BEGUN, FAILED)
+    assert read_states(plan)["fedprox"] == "failed", "the later job failed without an interrupt"
+    write_segment_records(plan, BEGUN, INTERRUPTED)
+    write_segment_records(plan, BEGUN, FAILED, number=2)
+    assert read_states(plan)["fedprox"] == "failed", "another Snakemake began the job again"
     assert len(status.load_run_progress(plan)[1]) == 1
 
 
-def test_snakemakes_at_once_do_not_mix(plan: NewPlan) -> None:
+def test_run_state_separates_records_of_parallel_snakemakes(plan: NewPlan) -> None:
     """The last record of a job counts. Each Snakemake has its own job numbers."""
     other = {"job": 3, "rule": "table", "output": ["results/tables/results.md"], "log": ["results/logs/table.log"]}
-    snakemake(plan, BEGUN | {"time": BEGIN + 20}, number=1)
+    write_segment_records(plan, BEGUN | {"time": BEGIN + 20}, number=1)
     write_records(
         BEGUN | other | {"time": BEGIN + 1},
         FAILED | other | {"time": BEGIN + 2},
@@ -192,53 +192,53 @@ def test_snakemakes_at_once_do_not_mix(plan: NewPlan) -> None:
         ("table", "results/logs/table.log"),
         ("segment", "one.log"),
     }
-    assert states(plan)["fedprox"] == "failed"
-    log = Path(snakemake(plan, BEGUN, number=1))
+    assert read_states(plan)["fedprox"] == "failed"
+    log = Path(write_segment_records(plan, BEGUN, number=1))
     write_records(FAILED | {"job": 9, "time": BEGIN, "rule": "segment", "output": ["a"], "log": [str(log)]}, number=2)
-    assert states(plan)["fedprox"] == "queued", "a later snakemake's name sorts last, and its record is older"
+    assert read_states(plan)["fedprox"] == "queued", "the file of Snakemake 2 sorts last, but its record is older"
 
 
-def test_damaged_records_are_skipped(plan: NewPlan) -> None:
-    """As by a snakemake that was killed while it wrote, or a full disk."""
-    snakemake(plan, BEGUN, FAILED)
+def test_run_state_ignores_damaged_job_records(plan: NewPlan) -> None:
+    """For example, Snakemake was killed during a write, or the disk is full."""
+    write_segment_records(plan, BEGUN, FAILED)
     path = Path(".snakemake/fedpipe/jobs/1-8.jsonl")
     whole = path.read_bytes()
     for damage in (b'{"event": "job_inf', b"\xff\x00", b"[1]\n3\nnull", b'{"event": "job_error", "time": "x"}'):
         files.write_bytes(path, damage + b"\n" + whole + damage)
-        assert states(plan)["fedprox"] == "failed"
+        assert read_states(plan)["fedprox"] == "failed"
     for field in ("time", "rule", "output", "log", "job"):
         records = [json.loads(line) for line in whole.splitlines()]
         for value in (None, 7.5):
             write_records(*(record | {field: value} for record in records), number=2)
-            assert states(plan)["fedprox"] == "failed", (field, value)
+            assert read_states(plan)["fedprox"] == "failed", (field, value)
     write_records(number=2)
     files.write_bytes(path, whole[:-20])
-    assert states(plan)["fedprox"] == "queued", "the failure is half written"
+    assert read_states(plan)["fedprox"] == "queued", "the record of the failure is incomplete"
 
 
-def test_a_segment_that_sigterm_ended_after_a_round_is_stopped(plan: NewPlan) -> None:
+def test_run_ended_by_sigterm_after_round_is_stopped(plan: NewPlan) -> None:
     path = plan.runs[1].path
-    log = Path(snakemake(plan, BEGUN, FAILED))
+    log = Path(write_segment_records(plan, BEGUN, FAILED))
     end = f"{path}: stopped by SIGTERM after round 2. Type the same command to resume."
     files.write_bytes(log, f"one\n{end}\n".encode())
-    moment = BEGIN + 100.5  # between its begin and its end
+    moment = BEGIN + 100.5  # between the start and the end of the job
     os.utime(log, (moment, moment))
-    assert states(plan)["fedprox"] == "stopped"
+    assert read_states(plan)["fedprox"] == "stopped"
     assert not status.load_run_progress(plan)[1]
     files.write_bytes(log, f"one\n{end}\nTraceback\n".encode())
     os.utime(log, (moment, moment))
-    assert states(plan)["fedprox"] == "failed", "it was begun again since"
+    assert read_states(plan)["fedprox"] == "failed", "the job was begun again after SIGTERM"
     files.write_bytes(log, f"one\n{end}\n".encode())
-    snakemake(plan, BEGUN, FAILED, BEGUN)
+    write_segment_records(plan, BEGUN, FAILED, BEGUN)
     os.utime(log, (0, 0))
-    assert states(plan)["fedprox"] == "queued"
-    snakemake(plan, BEGUN, FAILED, BEGUN, FAILED)
+    assert read_states(plan)["fedprox"] == "queued"
+    write_segment_records(plan, BEGUN, FAILED, BEGUN, FAILED)
     os.utime(log, (moment, moment))
-    assert states(plan)["fedprox"] == "failed", "the next one died before its log"
+    assert read_states(plan)["fedprox"] == "failed", "the later job failed before it wrote to the log"
 
 
-def test_failed_jobs_of_all_kinds_are_told(plan: NewPlan) -> None:
-    """Also jobs that belong to no run."""
+def test_status_shows_failed_jobs_of_all_rules(plan: NewPlan) -> None:
+    """Some of the jobs belong to no run."""
     run = plan.runs[0]
     diagnostic = PlannedDiagnostic(
         name="norms", kind="head-norms", algorithm="fedavg", run_key=run.key, rounds=3, round=3, key="0" * 12
@@ -269,45 +269,45 @@ def test_failed_jobs_of_all_kinds_are_told(plan: NewPlan) -> None:
     }
     other = dataclasses.replace(plan, params=Path("studies/other.yaml"), diagnostics=())
     assert {failure.rule for failure in status.load_run_progress(other)[1]} == {"download", "partition"}, (
-        "what both need"
+        "both studies need these files"
     )
     files.write_bytes(diagnostic.files.table, b"")
     assert "diagnostic" in {failure.rule for failure in status.load_run_progress(plan)[1]}
     files.write_bytes(diagnostic.files.marker, b"")
-    assert "diagnostic" not in {failure.rule for failure in status.load_run_progress(plan)[1]}, "it is finished now"
+    assert "diagnostic" not in {failure.rule for failure in status.load_run_progress(plan)[1]}, "the diagnostic ended"
 
 
-def test_a_failed_job_is_shown_with_the_end_of_its_log(plan: NewPlan) -> None:
-    log = Path(snakemake(plan, BEGUN, FAILED))
-    assert "its log is empty: the job was killed" in render(plan)
-    snakemake(plan, BEGUN, FAILED | {"error": "It asks for more time than its partition allows."})
-    assert "its log is empty: It asks for more time than its partition allows." in render(plan)
+def test_status_shows_end_of_log_of_failed_job(plan: NewPlan) -> None:
+    log = Path(write_segment_records(plan, BEGUN, FAILED))
+    assert "its log is empty: the job was killed" in render_table(plan)
+    write_segment_records(plan, BEGUN, FAILED | {"error": "It asks for more time than its partition allows."})
+    assert "its log is empty: It asks for more time than its partition allows." in render_table(plan)
     files.write_bytes(Path("slurm_logs/8.log"), b"slurmstepd: out of memory\n")
     text = "\n".join(f"line {number}" for number in range(9))
-    assert "  slurmstepd: out of memory\n" in render(plan)
+    assert "  slurmstepd: out of memory\n" in render_table(plan)
     files.write_bytes(log, f"{text}\n".encode())
-    assert f"segment failed: {log}\n" in render(plan)
-    assert "  line 4\n" in render(plan)
-    assert "line 3" not in render(plan)
+    assert f"segment failed: {log}\n" in render_table(plan)
+    assert "  line 4\n" in render_table(plan)
+    assert "line 3" not in render_table(plan)
 
 
-def test_a_failed_job_of_another_study_is_not_ours(plan: NewPlan) -> None:
-    snakemake(plan, FAILED | {"output": ["results/runs/other/0123456789ab/segments/0003.json"]})
+def test_status_ignores_failed_job_of_another_study(plan: NewPlan) -> None:
+    write_segment_records(plan, FAILED | {"output": ["results/runs/other/0123456789ab/segments/0003.json"]})
     assert not status.load_run_progress(plan)[1]
 
 
-def test_runs_at_work_come_first_and_what_has_no_room_is_counted(plan: NewPlan) -> None:
-    log = Path(snakemake(plan, BEGUN))
+def test_progress_table_sorts_active_runs_first_and_counts_hidden_runs(plan: NewPlan) -> None:
+    log = Path(write_segment_records(plan, BEGUN))
     files.write_bytes(log, b"")
-    rows = [line.split()[0] for line in render(plan).splitlines()[3:]]
+    rows = [line.split()[0] for line in render_table(plan).splitlines()[3:]]
     assert rows == ["FedProx", "SCAFFOLD", "FedAvg"]
-    small = render(plan, height=7)
+    small = render_table(plan, height=7)
     assert "FedProx" in small
     assert "SCAFFOLD" not in small
     assert "… and 2 more" in small
 
 
-def test_it_ends_when_all_is_done_and_imports_no_torch(plan: NewPlan) -> None:
+def test_watched_status_ends_when_runs_are_done_without_torch(plan: NewPlan) -> None:
     studies.write(studies.settings(LABELS[:1], 3), Path())
     planner.write_plan(planner.make_plan())
     program = (
@@ -319,12 +319,12 @@ def test_it_ends_when_all_is_done_and_imports_no_torch(plan: NewPlan) -> None:
     assert "AssertionError" not in done.stderr
 
 
-def test_one_named_protocol_for_all_runs_and_a_dash_for_methods_without_it() -> None:
+def test_progress_table_shows_dash_for_method_without_first_protocol() -> None:
     """Otherwise a personal accuracy would be next to a global one."""
     plan = studies.prepare(studies.settings(("fedavg", "local", "fedprox"), 1))
     for run in studies.open_runs(plan)[:2]:
         list(run.run_segment(1))
-    _, metric, *lines = render(plan).splitlines()
+    _, metric, *lines = render_table(plan).splitlines()
     assert metric.strip() == "accuracy: Global test accuracy (global model)"
     head, *rows = [line.split() for line in lines]
     assert head == ["run", "rounds", "accuracy", "s/round", "time", "left", "state"]
@@ -358,7 +358,7 @@ LONG_NAMES = {
 
 
 @pytest.mark.parametrize("params", ["shipped", "long names"])
-def test_each_run_has_one_line_at_80_columns(params: str) -> None:
+def test_progress_table_has_one_line_per_run_at_80_columns(params: str) -> None:
     """The study of README, and a grid of long names. Rows stay distinct."""
     if params == "shipped":
         shutil.copy(studies.ROOT / "params.yaml", "params.yaml")
@@ -380,7 +380,7 @@ def test_each_run_has_one_line_at_80_columns(params: str) -> None:
     assert "0.05" in done.stdout or params == "shipped", "values stay complete"
 
 
-def test_columns_become_narrower_at_heads_then_at_the_longest_texts() -> None:
+def test_shorten_columns_cuts_headers_then_longest_texts() -> None:
     rows = [["run", "learning_rate", "seed"], ["FedAvg with momentum", "0.05", "0"], ["FedDW", "0.1", "1"]]
     assert status_table.shorten_columns_to_width(rows, 41) == rows
     assert status_table.shorten_columns_to_width(rows, 35) == [["run", "lea…ate", "seed"], *rows[1:]]
@@ -388,13 +388,13 @@ def test_columns_become_narrower_at_heads_then_at_the_longest_texts() -> None:
     assert narrow == [["run", "le…te", "seed"], ["FedAv…entum", "0.05", "0"], ["FedDW", "0.1", "1"]]
 
 
-def test_the_summary_takes_two_lines_if_it_is_wide() -> None:
+def test_progress_summary_has_two_lines_if_too_wide() -> None:
     runs = [RunProgress("one", "running", 5, 10, None, 2.0)]
     assert status.summarize_progress(runs, 80) == ["1 run (1 running), 5 of 10 rounds, about 10 s left"]
     assert status.summarize_progress(runs, 30) == ["1 run (1 running)", "5 of 10 rounds, about 10 s left"]
 
 
-def test_curves_contain_all_evaluated_rounds_of_complete_and_other_runs(plan: NewPlan) -> None:
+def test_progress_curves_contain_all_evaluated_rounds(plan: NewPlan) -> None:
     done, begun, waiting = status.load_run_progress(plan, has_curves=True)[0]
     assert (sorted(done.curves), sorted(begun.curves), waiting.curves) == ([1, 2, 3], [1, 2], {})
     for planned, run in zip(plan.runs, (done, begun), strict=False):
@@ -407,8 +407,8 @@ def test_curves_contain_all_evaluated_rounds_of_complete_and_other_runs(plan: Ne
     assert [run.accuracy for run in status.load_run_progress(plan)[0]] == [done.accuracy, begun.accuracy, None]
 
 
-def test_logs_of_failed_jobs_take_at_most_half_of_a_watched_screen(plan: NewPlan) -> None:
-    """Wrapped lines count, so that the display fits. Without a height, all are printed."""
+def test_failed_job_logs_fill_at_most_half_of_watched_screen(plan: NewPlan) -> None:
+    """Wrapped lines count, so the display fits. Without a height, all logs are printed."""
     runs, _ = status.load_run_progress(plan)
     failures = [status.Failure("", "segment", Path(f"{number}.log"), ["x" * 150] * 3) for number in range(4)]
     screen = Console(file=io.StringIO(), width=80)

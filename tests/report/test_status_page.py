@@ -1,4 +1,4 @@
-"""The page of `fedpipe status --html`: what it contains, that it is safe, and what a browser shows."""
+"""The page of `fedpipe status --html`: its content, its safety, and its display in a browser."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def run_status(*options: str) -> str:
     return done.stdout
 
 
-def test_the_command_writes_a_page_whose_links_exist(tmp_path: Path) -> None:
+def test_status_command_writes_page_with_valid_links(tmp_path: Path) -> None:
     page = tmp_path / "pages/a page.html"
     assert run_status("--html", "pages/a page.html") == "The page is in pages/a page.html. Open it in a browser.\n"
     links = [unquote(link) for link in re.findall('href="([^#"]+)"', page.read_text()) if link != "data:,"]
@@ -81,7 +81,7 @@ def test_the_command_writes_a_page_whose_links_exist(tmp_path: Path) -> None:
     assert all((page.parent / link).is_file() for link in links), "links are relative to the page"
 
 
-def test_a_page_is_one_file_that_requests_nothing() -> None:
+def test_status_page_is_one_file_without_scripts_or_requests() -> None:
     status_page.update_status_page(Path("params.yaml"), "full", PAGE)
     text = PAGE.read_text()
     assert "http-equiv" not in text
@@ -89,43 +89,43 @@ def test_a_page_is_one_file_that_requests_nothing() -> None:
     assert "<script" not in text.lower()
     assert "line 29 &#34;&gt;&lt;script&gt;alert(1)" in text
     assert "line 10 " in text
-    assert "line 9 " not in text, "only the end of a log"
+    assert "line 9 " not in text, "the page shows only the end of a log"
 
 
-def test_a_browser_shows_rows_and_curves_without_a_script(browser: Any, tmp_path: Path) -> None:
+def test_browser_shows_rows_and_curves_of_status_page(browser: Any, tmp_path: Path) -> None:
     status_page.update_status_page(Path("params.yaml"), "full", PAGE)
     plan = planner.make_plan()
     runs, _ = status.load_run_progress(plan)
     for width in (1280, 375):
         assert list_problems(browser, tmp_path / PAGE, width) == ([], [])
-        assert browser.tell("document.scripts.length + document.images.length") == 0
-        assert browser.tell("document.documentElement.scrollWidth") <= width
+        assert browser.evaluate("document.scripts.length + document.images.length") == 0
+        assert browser.evaluate("document.documentElement.scrollWidth") <= width
     browser.open(tmp_path / PAGE, 1280)
-    rows = browser.tell(
+    rows = browser.evaluate(
         '[...document.querySelectorAll("table.runs tbody tr")].map(row => [...row.cells].map(cell => cell.innerText))'
     )
     assert [row[:2] for row in rows] == [[HOSTILE, "failed"], ["SCAFFOLD", "waiting"], ["FedAvg", "done"]]
     assert {row[0]: row[3] for row in rows} == {HOSTILE: "2/3", "SCAFFOLD": "0/3", "FedAvg": "3/3"}
     accuracies = {run.name.removesuffix(" seed 0"): run.accuracy for run in runs}
     assert rows[2][4] == f"{100 * (accuracies['FedAvg'] or 0):.2f} %"
-    lines = browser.tell(
+    lines = browser.evaluate(
         '[...document.querySelectorAll("svg.chart")].map(chart => [...chart.querySelectorAll("polyline")].map('
         'line => [line.querySelector("title").textContent, line.points.length, line.getBoundingClientRect().width]))'
     )
     assert len(lines) == len(plan.protocols)
     assert {name: points for name, points, _ in lines[0]} == {"FedAvg seed 0": ROUNDS, f"{HOSTILE} seed 0": 2}
     assert all(width > 100 for _, _, width in lines[0])
-    assert "line 29 " + HOSTILE in browser.tell('document.querySelector(".failure pre").innerText')
+    assert "line 29 " + HOSTILE in browser.evaluate('document.querySelector(".failure pre").innerText')
 
 
-def test_colors_follow_the_mode_of_the_reader(browser: Any, tmp_path: Path) -> None:
+def test_status_page_colors_follow_light_and_dark_mode(browser: Any, tmp_path: Path) -> None:
     status_page.update_status_page(Path("params.yaml"), "full", PAGE)
     lightness = {}
     for mode in ("light", "dark"):
         browser("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": mode}])
         browser.open(tmp_path / PAGE, 1280)
         colors = [
-            browser.tell(f"getComputedStyle(document.querySelector({element!r})).{name}")
+            browser.evaluate(f"getComputedStyle(document.querySelector({element!r})).{name}")
             for element, name in (("body", "backgroundColor"), ("body", "color"), ("svg.chart polyline", "stroke"))
         ]
         lightness[mode] = [sum(map(int, re.findall(r"\d+", color)[:3])) / 3 for color in colors]
@@ -136,7 +136,7 @@ def test_colors_follow_the_mode_of_the_reader(browser: Any, tmp_path: Path) -> N
     assert background < 60 < line < text
 
 
-def test_tables_are_linked_only_if_they_contain_the_runs_of_the_plan() -> None:
+def test_status_page_links_only_tables_of_current_plan() -> None:
     plan = studies.prepare(studies.settings(rounds=ROUNDS))
     contents.write_report_files(contents.build_report_files(StudyData(plan)))
     status_page.update_status_page(Path("params.yaml"), "full", PAGE)
@@ -147,7 +147,7 @@ def test_tables_are_linked_only_if_they_contain_the_runs_of_the_plan() -> None:
     assert "results/tables/results.html" not in PAGE.read_text()
 
 
-def test_a_folder_has_a_section_per_study() -> None:
+def test_status_page_of_folder_has_section_per_study() -> None:
     Path("studies").mkdir()
     for name in ("one", "two", "unplanned"):
         shutil.copy("params.yaml", f"studies/{name}.yaml")
@@ -165,33 +165,33 @@ def test_a_folder_has_a_section_per_study() -> None:
     assert "<summary>Without a plan: 1</summary>studies/unplanned.yaml</details>" in text
 
 
-def test_a_watched_page_reloads_itself_until_all_runs_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last run is computed between the first two updates."""
+def test_watched_status_page_reloads_until_all_runs_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test computes the only run during the first pause between updates."""
     reloads = []
 
-    def finish(seconds: float) -> None:
+    def compute_run(seconds: float) -> None:
         reloads.append(re.findall('http-equiv="refresh" content="([0-9]+)"', PAGE.read_text()))
         (run,) = studies.open_runs(plan)
         list(run.run_segment(1))
         collect.collect_rounds(run.files, 1, "all")
 
     plan = studies.prepare(studies.settings(("feddw",), 1))
-    monkeypatch.setattr(status_page.time, "sleep", finish)
+    monkeypatch.setattr(status_page.time, "sleep", compute_run)
     status_page.update_status_page(Path("params.yaml"), "full", PAGE, watch=True)
     assert reloads == [[str(status_page.REFRESH_SECONDS)]]
     assert "http-equiv" not in PAGE.read_text()
 
 
 @pytest.mark.parametrize("name", ["params.yaml", "status", "status.HTML"])
-def test_it_never_overwrites_another_kind_of_file(name: str) -> None:
+def test_status_page_rejects_path_that_is_not_html(name: str) -> None:
     before = Path("params.yaml").read_bytes()
     with pytest.raises(SettingsError, match=rf"--html: {re.escape(name)} "):
         status_page.update_status_page(Path("params.yaml"), "full", Path(name))
     assert Path("params.yaml").read_bytes() == before
 
 
-def test_the_best_configurations_have_a_color() -> None:
-    """In a grid with more configurations than colors. The others are gray, and all have a row."""
+def test_status_page_colors_only_best_configurations() -> None:
+    """The grid has more configurations than colors. The other configurations are gray, and all have a row."""
     rates = [round(0.02 * step, 2) for step in range(1, status_page.COLOR_COUNT + 3)]
     plan = studies.prepare(studies.settings(rounds=1, study={"grid": {"federation.learning_rate": rates}}))
     for run in studies.open_runs(plan):
@@ -206,19 +206,19 @@ def test_the_best_configurations_have_a_color() -> None:
     assert PAGE.read_text().count('<polyline class="rest"') == len(plan.protocols) * 2 + 2
 
 
-def test_a_mean_counts_complete_runs_or_begun_ones_if_none_is_complete() -> None:
+def test_configuration_mean_uses_begun_runs_only_if_none_is_complete() -> None:
     """A seed that has just begun does not lower the accuracy of its configuration."""
 
-    def begin(state: status.RunState, rounds: int, accuracy: float) -> status.RunProgress:
+    def make_progress(state: status.RunState, rounds: int, accuracy: float) -> status.RunProgress:
         curves = {rounds: {"global-on-global": accuracy}}
         return status.RunProgress("run", state, rounds, 40, accuracy, 1.0, curves)
 
     waiting = status.RunProgress("run", "waiting", 0, 40, None, None)
-    begun = [begin("running", 3, 0.25), begin("stopped", 30, 0.75), waiting]
+    begun = [make_progress("running", 3, 0.25), make_progress("stopped", 30, 0.75), waiting]
     configuration = status_page.Configuration("FedAvg", begun)
     assert configuration.format_last_accuracy("global-on-global") == "50.00 ± 35.36"
     assert configuration.counted_round_range == "3–30"
-    configuration = status_page.Configuration("FedAvg", [*begun, begin("done", 40, 0.9)])
+    configuration = status_page.Configuration("FedAvg", [*begun, make_progress("done", 40, 0.9)])
     assert configuration.format_last_accuracy("global-on-global") == "90.00"
     assert configuration.counted_round_range == "40"
 
@@ -227,7 +227,7 @@ def test_a_mean_counts_complete_runs_or_begun_ones_if_none_is_complete() -> None
     ("low", "high", "ticks"),
     [(11.3, 96.9, [0, 20, 40, 60, 80, 100]), (90.2, 93.1, [90, 91, 92, 93, 94]), (50.0, 50.0, None), (1, 1, None)],
 )
-def test_ticks_enclose_the_values(low: float, high: float, ticks: list[float] | None) -> None:
+def test_axis_ticks_enclose_values(low: float, high: float, ticks: list[float] | None) -> None:
     chosen = status_page.choose_axis_ticks(low, high)
     assert chosen[0] <= low <= high <= chosen[-1]
     assert 2 <= len(chosen) <= 12

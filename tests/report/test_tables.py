@@ -23,46 +23,46 @@ from fedpipe.settings.base import Protocol
 from fedpipe.settings.report import Report
 
 
-def cell(table, **values):
-    """The only row with these values."""
+def find_row(table, **values):
+    """Return the only row with these values."""
     for name, value in values.items():
         table = table[table[name] == value]
     (row,) = table.to_dict("records")
     return row
 
 
-def one_round(right):
-    """A run of one round: so many right answers of 10."""
+def make_round_counts(right):
+    """Return the counts of one round, with this number of correct answers of 10."""
     return [{"global-on-global": [(right, 10)], "personal-on-local": [(right, 10), (right, 10)]}]
 
 
 @pytest.fixture
 def grid(make):
-    """Two algorithms on a grid: one name for both, one for FedProx alone; one seed."""
+    """Two algorithms and one seed, with one shared grid axis and one grid axis of FedProx."""
     tree = make(["fedavg", "fedprox"], [0], {"partition.alpha": [0.1, 0.5], "algorithms.fedprox.mu": [1, 2]})
     for index in range(len(tree.runs)):
-        tree.write(index, one_round(index))
+        tree.write(index, make_round_counts(index))
     return tree
 
 
-def test_mean_and_sample_deviation_over_seeds(two):
+def test_score_table_has_mean_and_sample_deviation_over_seeds(two):
     table = StudyData(two.plan).score_table
     assert len(table) == 2 * 2 * 3 * 3  # algorithms, protocols, averages, rounds
-    row = cell(table, algorithm="fedavg", protocol="global-on-global", average="sample", round="last")
+    row = find_row(table, algorithm="fedavg", protocol="global-on-global", average="sample", round="last")
     assert row["mean"] == pytest.approx(70)
     assert row["std"] == pytest.approx(math.sqrt(200))
     assert row["seeds"] == 2
     assert row["bytes_down"] == 300
     assert row["bytes_up"] == 300
-    row = cell(table, algorithm="fedavg", protocol="personal-on-local", average="client", round="last")
+    row = find_row(table, algorithm="fedavg", protocol="personal-on-local", average="client", round="last")
     assert row["mean"] == pytest.approx(62.5)
     assert row["std"] == pytest.approx(math.sqrt(312.5))
-    row = cell(table, algorithm="fedavg", protocol="global-on-global", average="client", round="mean-last")
+    row = find_row(table, algorithm="fedavg", protocol="global-on-global", average="client", round="mean-last")
     assert row["mean"] == pytest.approx(65)
 
 
-def test_a_protocol_that_is_not_there_has_no_number(two):
-    row = cell(
+def test_score_table_has_nan_for_missing_protocol(two):
+    row = find_row(
         StudyData(two.plan).score_table, algorithm="local", protocol="global-on-global", average="sample", round="last"
     )
     assert math.isnan(row["mean"])
@@ -70,21 +70,21 @@ def test_a_protocol_that_is_not_there_has_no_number(two):
     assert row["bytes_up"] == 200
 
 
-def test_an_algorithm_without_any_of_the_protocols_keeps_its_row(make):
+def test_markdown_table_keeps_row_of_algorithm_without_protocols(make):
     tree = make(["fedavg", "local"], [0])
-    tree.write(0, one_round(5))
+    tree.write(0, make_round_counts(5))
     tree.write(1, [{}])
     assert "| local | – | – |" in " ".join(tables.render_markdown_table(StudyData(tree.plan)).split())
     assert tables.build_dvc_metrics(StudyData(tree.plan)) == {"fedavg": 50.0}
 
 
-def test_what_a_method_has_measured_beside_its_protocols_is_in_the_file_alone(make):
+def test_extra_protocol_of_one_method_is_only_in_score_table(make):
     tree = make(["feddyn", "fedavg"], [0])
-    tree.write(0, [one_round(5)[0] | {"mean-on-global": [(7, 10)]}])
-    tree.write(1, one_round(4))
+    tree.write(0, [make_round_counts(5)[0] | {"mean-on-global": [(7, 10)]}])
+    tree.write(1, make_round_counts(4))
     table = StudyData(tree.plan).score_table
-    assert cell(table, algorithm="feddyn", protocol="mean-on-global", average="sample", round="last")["mean"] == 70
-    assert cell(table, algorithm="fedavg", protocol="mean-on-global", average="sample", round="last")["seeds"] == 0
+    assert find_row(table, algorithm="feddyn", protocol="mean-on-global", average="sample", round="last")["mean"] == 70
+    assert find_row(table, algorithm="fedavg", protocol="mean-on-global", average="sample", round="last")["seeds"] == 0
     assert "mean-on-global" not in tables.render_markdown_table(StudyData(tree.plan))
     assert tables.build_dvc_metrics(StudyData(tree.plan)) == {"feddyn": 50.0, "fedavg": 40.0}
     assert set(curves.build_metric_curves(StudyData(tree.plan))["protocol"]) == {
@@ -93,7 +93,7 @@ def test_what_a_method_has_measured_beside_its_protocols_is_in_the_file_alone(ma
     }
 
 
-def test_markdown(two):
+def test_markdown_table_shows_accuracies_and_heterogeneity(two):
     paragraphs = tables.render_markdown_table(StudyData(two.plan)).split("\n\n")
     caption, accuracies, names, heterogeneity_note, heterogeneity_table, environment = paragraphs
     assert "(3 rounds)" in caption
@@ -122,7 +122,7 @@ def test_markdown(two):
     assert all(text in environment for text in ("loop executor", "x86_64", "fedpipe 0.1.0, torch 2.11.0."))
 
 
-def test_settings_of_the_report_choose_the_number(two):
+def test_report_settings_choose_round_average_and_protocol(two):
     two.change(report=Report(round="best", last_k=2, average="client"))
     text = tables.render_markdown_table(StudyData(two.plan))
     assert "in each run's best round" in text
@@ -133,9 +133,9 @@ def test_settings_of_the_report_choose_the_number(two):
     assert tables.build_dvc_metrics(StudyData(two.plan))["fedavg"] == 75.0
 
 
-def test_one_seed_has_no_deviation(make):
+def test_tables_of_one_seed_have_no_deviation(make):
     tree = make(["fedavg"], [7])
-    tree.write(0, one_round(5))
+    tree.write(0, make_round_counts(5))
     table = StudyData(tree.plan).score_table
     assert table["std"].isna().all()
     text = tables.render_markdown_table(StudyData(tree.plan))
@@ -145,20 +145,20 @@ def test_one_seed_has_no_deviation(make):
     assert b"fedavg,global-on-global,accuracy,sample,last,50.0,,1,100.0,200.0,0,0\n" in tables.encode_table_csv(table)
 
 
-def test_runs_made_in_different_places_are_all_named(two):
-    two.write(0, one_round(5), device="NVIDIA H100", executor="stack of 32")
+def test_markdown_table_shows_environments_of_all_runs(two):
+    two.write(0, make_round_counts(5), device="NVIDIA H100", executor="stack of 32")
     text = tables.render_markdown_table(StudyData(two.plan))
     assert "NVIDIA H100 by the stack of 32 executor" in text
     assert text.count(" executor, with fedpipe 0.1.0") == 2
 
 
-def test_metrics_are_one_number_a_method_by_the_first_protocol(two):
+def test_dvc_metrics_use_first_protocol(two):
     assert tables.build_dvc_metrics(StudyData(two.plan)) == {"fedavg": 70.0}
     two.change(protocols=("personal-on-local", "global-on-global"))
     assert tables.build_dvc_metrics(StudyData(two.plan)) == {"fedavg": 55.0, "local": 50.0}
 
 
-def test_a_grid_adds_columns_and_a_level(grid):
+def test_grid_adds_columns_to_tables_and_level_to_dvc_metrics(grid):
     table = StudyData(grid.plan).score_table
     rows = table[
         (table["protocol"] == "global-on-global") & (table["average"] == "sample") & (table["round"] == "last")
@@ -180,29 +180,29 @@ def test_a_grid_adds_columns_and_a_level(grid):
     assert "| fedavg      | 0.5     | –    |" in text
 
 
-def test_the_caption_tells_data_sets_apart_in_the_order_of_the_study(make):
-    """A table of 300 samples should not read like one of all, nor runs of other data be averaged as seeds."""
+def test_caption_distinguishes_data_sets_in_study_order(make):
+    """The caption shows that one data set has 900 samples and the other has 300."""
     tree = make(["fedavg"], [0], {"dataset.subset": [900, 300]})
     (partition,) = tree.plan.partitions.values()
     large, small = (partition | {"dataset": partition["dataset"] | {"subset": subset}} for subset in (900, 300))
     runs = [dataclasses.replace(run, partition=key) for run, key in zip(tree.runs, ("0c", "0b"), strict=True)]
-    tree.change(runs=tuple(runs), partitions={"0b": small, "0c": large})  # as the file has them: by key
+    tree.change(runs=tuple(runs), partitions={"0b": small, "0c": large})  # the stored plan sorts partitions by key
     assert tables.build_table_caption(tree.plan).endswith(
         "Data: digits (900 samples, official split), 2 clients, partition dirichlet (alpha=0.3); "
         "digits (300 samples, official split), 2 clients, partition dirichlet (alpha=0.3)."
     )
 
 
-def test_each_metric_has_a_name_of_its_own_that_says_which_samples(two):
+def test_metric_labels_are_unique_and_describe_samples(two):
     names = {protocol: format_metric_label(protocol) for protocol in get_args(Protocol)}
     assert len(set(names.values())) == len(names)
     assert names["personal-on-train"] == "Local training accuracy (personalized)"
     assert names["finetuned-on-validation"] == "Local validation accuracy (fine-tuned)"
     assert not set(names) & set(names.values())
-    assert format_metric_label("mean-on-global") == "mean-on-global", "a model that a method adds to the protocols"
+    assert format_metric_label("mean-on-global") == "mean-on-global", "an extra protocol of a method has no label"
 
 
-def test_of_a_data_set_all_is_told_that_is_not_by_default():
+def test_partition_description_shows_non_default_data_settings():
     dataset = {
         "name": "imdb",
         "sha256": "0a",
@@ -217,8 +217,8 @@ def test_of_a_data_set_all_is_told_that_is_not_by_default():
     assert description == "imdb (pooled split, length=100, test_fraction=0.1), 3 clients, partition iid"
 
 
-def test_two_files_of_ones_own_are_two_data_sets(make):
-    """Each has a separate row. Otherwise the heterogeneity would be a mean over both."""
+def test_heterogeneity_table_has_row_per_custom_data_file(make):
+    """Otherwise the heterogeneity would be a mean over both data sets."""
     tree = make(["fedavg"], [0], {"data": ["A", "B"]})
     other = "00000000000b"
     partition_settings = [
@@ -233,7 +233,7 @@ def test_two_files_of_ones_own_are_two_data_sets(make):
     path = layout.get_assignment_path(other).with_name("heterogeneity.parquet")
     tree.write_table(path, heterogeneity.summarize_clients(np.array([[5, 0], [0, 5]])), "assignment.json")
     for run in range(2):
-        tree.write(run, one_round(run))
+        tree.write(run, make_round_counts(run))
     text = tables.render_markdown_table(StudyData(tree.plan))
     rows = [re.split(r" *\| *", line.strip("| "))[:2] for line in text.splitlines() if line.startswith("| npz")]
     assert rows == [
@@ -242,9 +242,9 @@ def test_two_files_of_ones_own_are_two_data_sets(make):
     ]
 
 
-def test_a_method_that_is_shown_by_its_own_protocol_says_so(make):
+def test_markdown_table_notes_method_reported_by_another_protocol(make):
     tree = make(["fedavg", "local"], [0])
-    tree.write(0, one_round(6))
+    tree.write(0, make_round_counts(6))
     tree.write(1, [{"personal-on-local": [(7, 10), (9, 10)]}])
     tree.change(method_protocols={"local": "personal-on-local"})
     text = tables.render_markdown_table(StudyData(tree.plan))
@@ -261,7 +261,7 @@ def test_a_method_that_is_shown_by_its_own_protocol_says_so(make):
     assert local[:4] == ["local", "80.00 (Local test accuracy (personalized))", "–", "80.00"]
 
 
-def test_people_read_titles_and_programs_labels(grid):
+def test_titles_change_only_markdown_and_html_tables(grid):
     searched = Report(best_over=("algorithms.fedprox.mu",), last_k=2, statistics=("difference",), baseline="fedavg")
     grid.change(report=searched)
     before = contents.build_table_files(StudyData(grid.plan))
@@ -285,8 +285,8 @@ def set_overrides(tree, get_overrides):
     tree.change(cells=tuple(dataclasses.replace(cell, own=get_overrides(cell)) for cell in tree.plan.cells))
 
 
-def test_settings_that_a_method_has_alone_stand_below_the_table(two):
-    """Else a table mixes budgets of training without a word."""
+def test_markdown_and_html_tables_show_overrides_of_one_method(two):
+    """Without this note, the table would compare different training budgets."""
     plain = contents.build_table_files(StudyData(two.plan))
     overrides = {"federation.local_epochs": 15, "model.hidden": [8], "federation.optimizer": "<adam>"}
     set_overrides(two, lambda cell: overrides if cell.algorithm == "local" else {})
@@ -303,7 +303,7 @@ def test_settings_that_a_method_has_alone_stand_below_the_table(two):
     assert changed == {path, path.with_suffix(".html")}
 
 
-def test_of_settings_at_some_points_alone_the_points_are_told(grid):
+def test_overrides_note_shows_grid_points(grid):
     grid.change(titles={"fedprox": "FedProx"})
     set_overrides(grid, lambda cell: {"federation.rounds": 9} if cell.grid["partition.alpha"] == 0.1 else {})
     text = tables.render_markdown_table(StudyData(grid.plan))
@@ -314,12 +314,12 @@ def test_of_settings_at_some_points_alone_the_points_are_told(grid):
 FORMULA = '=HYPERLINK("https://example.org";"x")'
 
 
-def test_no_text_of_a_csv_file_is_a_formula(make):
-    """A number of the grid stays one, also below zero."""
+def test_csv_files_escape_formulas(make):
+    """Numbers of the grid are not escaped, even if they are negative."""
     values = [FORMULA, "+1+2", "-2+3", "@SUM(A1)", "\tx", -0.5, "-1e-3", "a=b"]
     tree = make(["fedavg"], [0], {"data": values})
     for run in range(len(values)):
-        tree.write(run, one_round(run))
+        tree.write(run, make_round_counts(run))
     contents_by_path = contents.build_table_files(StudyData(tree.plan))
     for name in ("tables/results.csv", "tables/times.csv", "plots/curves.csv"):
         rows = list(csv.DictReader(io.StringIO(contents_by_path[Path("results") / name].decode())))
@@ -327,11 +327,11 @@ def test_no_text_of_a_csv_file_is_a_formula(make):
         assert row == [f"'{FORMULA}", "'+1+2", "'-2+3", "'@SUM(A1)", "'\tx", "-0.5", "-1e-3", "a=b"], name
 
 
-def test_nothing_that_a_user_calls_something_is_markup(make):
+def test_markdown_and_html_tables_escape_names_of_users(make):
     hostile = '<img src=x onerror="alert(1)"></script>'
     tree = make(["fedavg"], [0], {"data": [hostile, "&lt;b>"]})
     for run in range(2):
-        tree.write(run, one_round(run))
+        tree.write(run, make_round_counts(run))
     tree.change(titles={"fedavg": hostile}, warnings=(hostile,), params=Path(f"studies/{hostile}.yaml"))
     text, page = tables.render_markdown_table(StudyData(tree.plan)), tables.render_html_page(StudyData(tree.plan))
     assert "<" not in text.replace("<br>", "")
@@ -342,10 +342,10 @@ def test_nothing_that_a_user_calls_something_is_markup(make):
         assert f"&lt;{name}" in page
 
 
-def test_the_best_of_a_grid_stands_in_peoples_table_for_each_method_and_column(grid):
-    """Runs by grid point, then algorithm: right answers of 10 are 0 to 5; the last of each column is its best."""
+def test_markdown_table_shows_best_grid_value_per_method_and_column(grid):
+    """Runs are sorted by grid point, then algorithm. They have 0 to 5 correct answers of 10, but run 1 has 9."""
     grid.change(report=grid.plan.report.model_copy(update={"best_over": ("algorithms.fedprox.mu",)}))
-    grid.write(1, one_round(9))  # fedprox at alpha 0.1 and mu 1
+    grid.write(1, make_round_counts(9))  # fedprox at alpha 0.1 and mu 1
     table = StudyData(grid.plan).score_table
     text = tables.render_markdown_table(StudyData(grid.plan))
     rows = [re.split(r" *\| *", line.strip("| "))[:4] for line in text.splitlines() if line.startswith("| fed")]
@@ -356,13 +356,13 @@ def test_the_best_of_a_grid_stands_in_peoples_table_for_each_method_and_column(g
         ["fedprox", "0.5", "2", "50.00"],
     ]
     assert "best value of algorithms.fedprox.mu, selected on the test samples" in text
-    assert len(table) == 6 * 2 * 3 * 3, "the table for programs has them all"
+    assert len(table) == 6 * 2 * 3 * 3, "the score table has all grid values"
 
 
-def test_a_grid_of_an_entrys_algorithm_leaves_the_methods_names(make):
+def test_grid_of_algorithms_keeps_method_names(make):
     tree = make(["prox", "fedavg"], [0], {"algorithms.prox.algorithm": ["fedavg", "fedprox"]})
     for run in range(len(tree.runs)):
-        tree.write(run, one_round(run))
+        tree.write(run, make_round_counts(run))
     text = tables.render_markdown_table(StudyData(tree.plan))
     rows = [re.split(r" *\| *", line.strip("| "))[:3] for line in text.splitlines() if line.startswith("| ")]
     assert rows[:4] == [
@@ -373,15 +373,15 @@ def test_a_grid_of_an_entrys_algorithm_leaves_the_methods_names(make):
     ]
 
 
-def test_a_grid_of_lists(make):
+def test_dvc_metrics_show_grid_values_that_are_lists(make):
     tree = make(["fedavg"], [0], {"model.channels": [[8, 16], [16, 32]]})
-    tree.write(0, one_round(1))
-    tree.write(1, one_round(2))
+    tree.write(0, make_round_counts(1))
+    tree.write(1, make_round_counts(2))
     metrics = tables.build_dvc_metrics(StudyData(tree.plan))
     assert metrics["fedavg"]["channels=[16, 32]"] == 20.0
 
 
-def test_curves(two):
+def test_metric_curves_have_mean_and_std_over_seeds(two):
     row = curves.build_metric_curves(StudyData(two.plan))
     rows = row[(row["algorithm"] == "fedavg") & (row["protocol"] == "global-on-global")]
     assert rows["round"].tolist() == [1, 2, 3]
@@ -394,11 +394,11 @@ def test_curves(two):
     ("count", "text"),
     [(0, "0 B"), (999, "999 B"), (999.7, "1 kB"), (54824, "54.8 kB"), (3e6, "3 MB"), (2.5e12, "2.5 TB")],
 )
-def test_sizes(count, text):
+def test_format_bytes_uses_decimal_units(count, text):
     assert format_bytes(count) == text
 
 
-def test_files_are_written_with_the_same_bytes_each_time(two):
+def test_table_files_have_equal_bytes_each_time(two):
     names = [f"tables/{name}" for name in ("results.csv", "results.md", "statistics.csv", "times.csv")]
     names += ["metrics.json", "plots/curves.csv"]
     contents.write_report_files(contents.build_table_files(StudyData(two.plan)))
@@ -411,7 +411,7 @@ def test_files_are_written_with_the_same_bytes_each_time(two):
     )
 
 
-def test_times_change_neither_results_nor_metrics(two):
+def test_results_csv_and_metrics_json_ignore_times(two):
     contents.write_report_files(contents.build_table_files(StudyData(two.plan)))
     before = [(Path("results") / name).read_bytes() for name in ("tables/results.csv", "metrics.json")]
     for run in range(len(two.runs)):
@@ -421,7 +421,7 @@ def test_times_change_neither_results_nor_metrics(two):
     assert [(Path("results") / name).read_bytes() for name in ("tables/results.csv", "metrics.json")] == before
 
 
-def test_show(two):
+def test_render_results_needs_table_and_lists_figures(two):
     with pytest.raises(ArtifactError, match=r"results/tables/results.md is missing"):
         contents.render_results(StudyData(two.plan))
     contents.write_report_files(contents.build_table_files(StudyData(two.plan)))

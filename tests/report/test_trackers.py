@@ -1,4 +1,4 @@
-"""Trackers have the settings and numbers of each run, continue its record, and cost no result if they fail.
+"""Trackers record the settings and numbers of each run and continue its record. If they fail, the run continues.
 
 The real packages write without a network: TensorBoard's event files, MLflow's SQLite database, and W&B's offline files.
 """
@@ -71,7 +71,7 @@ def run_job(folder: Path, path: Path, stop: int, *names: str, **variables: str) 
 
 
 def read_scores(plan: NewPlan, index: int) -> History:
-    """Scores of a run over all test samples, as the tables have them, and its columns by round."""
+    """Return the scores of a run over all test samples, as in the tables, and its columns by round."""
     merged_files = plan.runs[index].merged_files
     scores = results.compute_scores(read_parquet(merged_files.metrics).to_pandas(), plan.metrics)
     scores = scores[scores["average"] == "sample"]
@@ -113,7 +113,7 @@ def read_mlflow(folder: Path) -> dict[str, Record]:
 
 
 def read_wandb_file(path: Path) -> Iterator[Any]:
-    """The entries of an offline file: a log of protocol buffers in blocks of 32 KiB, as in LevelDB."""
+    """Yield the entries of an offline file: a log of protocol buffers in blocks of 32 KiB, as in LevelDB."""
     entry_class = pytest.importorskip("wandb.proto.wandb_internal_pb2").Record
     data, position, entry = path.read_bytes(), 7, b""
     while position + 7 <= len(data):
@@ -128,7 +128,7 @@ def read_wandb_file(path: Path) -> Iterator[Any]:
 
 
 def read_wandb(folder: Path) -> dict[str, Record]:
-    """The last file of each run, which `wandb sync` uploads last."""
+    """Return the records of the last file of each run, which `wandb sync` uploads last."""
     records = {}
     for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
         entries, history = list(read_wandb_file(path)), {}
@@ -151,7 +151,7 @@ READERS = {"tensorboard": read_tensorboard, "mlflow": read_mlflow, "wandb": read
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, NewPlan]]:
-    """Two seeds. The first is killed after one round, had no tracker in the second, and resumes with all of them."""
+    """Two seeds. The first stops after round 1, computes round 2 without a tracker, and resumes with all trackers."""
     folder = tmp_path_factory.mktemp("trackers")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -169,7 +169,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, NewP
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tool", TOOLS)
-def test_a_record_has_all_rounds_of_its_run_under_the_names_of_tables(study: tuple[Path, NewPlan], tool: str) -> None:
+def test_tracker_record_has_all_rounds_with_metric_names_of_tables(study: tuple[Path, NewPlan], tool: str) -> None:
     pytest.importorskip(tool)
     folder, plan = study
     records = READERS[tool](folder)
@@ -187,7 +187,7 @@ def test_a_record_has_all_rounds_of_its_run_under_the_names_of_tables(study: tup
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tool", TOOLS)
-def test_a_record_has_the_settings_of_its_run(study: tuple[Path, NewPlan], tool: str) -> None:
+def test_tracker_record_has_settings_of_run(study: tuple[Path, NewPlan], tool: str) -> None:
     pytest.importorskip(tool)
     folder, plan = study
     (_, second), records = plan.runs, READERS[tool](folder)
@@ -200,10 +200,10 @@ def test_a_record_has_the_settings_of_its_run(study: tuple[Path, NewPlan], tool:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_computed_again_from_the_start_has_its_new_numbers(
+def test_tracker_record_of_recomputed_run_has_only_new_rounds(
     study: tuple[Path, NewPlan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The key is the same, so the record could keep old numbers."""
+    """The key of the run does not change, so the record could keep old numbers."""
     pytest.importorskip("tensorboard")
     monkeypatch.chdir(tmp_path)
     plan = studies.prepare(studies.settings(("fedavg",), 2))
@@ -228,7 +228,7 @@ def test_a_run_that_is_computed_again_from_the_start_has_its_new_numbers(
         ),
     ],
 )
-def test_a_tracker_that_fails_costs_no_result(
+def test_run_survives_failing_tracker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str], variables: dict[str, str]
 ) -> None:
     pytest.importorskip(names[-1])
@@ -242,7 +242,7 @@ def test_a_tracker_that_fails_costs_no_result(
     assert run.files.get_segment_manifest_path(ROUNDS).is_file()
 
 
-def test_a_group_is_a_configuration_without_its_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_group_contains_all_seeds_of_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     params = studies.settings(
         ("fedavg", "fedprox"), 2, study={"seeds": [0, 1], "grid": {"partition.alpha": [0.3, 1.0]}}
@@ -257,7 +257,7 @@ def test_a_group_is_a_configuration_without_its_seed(tmp_path: Path, monkeypatch
     assert all(seeds == {0, 1} for seeds in groups.values())
 
 
-def test_every_tracker_has_a_class_and_an_extra() -> None:
+def test_every_tracker_has_class_and_extra() -> None:
     import tomllib
 
     extras = tomllib.loads((studies.ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -270,14 +270,14 @@ def test_every_tracker_has_a_class_and_an_extra() -> None:
     assert {"/dvclive/", "/mlflow.db", "/mlruns/", "/tensorboard/", "/wandb/"} <= {*ignored}
 
 
-def test_no_tracker_is_imported_unless_it_is_on() -> None:
+def test_disabled_trackers_are_not_imported() -> None:
     code = "import sys, fedpipe.cli.stages, fedpipe.report.callback_list\n"
     code += f"print([name for name in {callbacks.TRACKERS} if name in sys.modules])"
     output = subprocess.run([sys.executable, "-c", code], cwd=studies.ROOT, capture_output=True, text=True, check=True)
     assert output.stdout == "[]\n"
 
 
-def test_undefined_scores_are_omitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracker_omits_undefined_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         results,
         "compute_scores",

@@ -1,4 +1,4 @@
-"""The ranking of draws, and what the table says about a search."""
+"""The ranking of draws, and the results of a search in the tables."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from fedpipe.report.tuning import Measurement, rank_draws
 from tests import small_studies as studies
 
 
-def rank(scores: dict[int, list[Measurement]], improvement_sign: int = 1) -> list[int]:
+def list_ranked_draws(scores: dict[int, list[Measurement]], improvement_sign: int = 1) -> list[int]:
     return [ranked.draw for ranked in rank_draws(scores, improvement_sign)]
 
 
-def test_the_best_mean_over_seeds_ranks_first() -> None:
+def test_rank_draws_sorts_by_mean_over_seeds() -> None:
     scores = {0: [Measurement(0.9, False), Measurement(0.1, False)], 1: [Measurement(0.6, False)] * 2}
-    assert rank(scores) == [1, 0]
-    assert rank(scores, improvement_sign=-1) == [0, 1]
+    assert list_ranked_draws(scores) == [1, 0]
+    assert list_ranked_draws(scores, improvement_sign=-1) == [0, 1]
 
 
-def test_of_equal_draws_the_lower_number_ranks_first_in_every_order() -> None:
+def test_rank_draws_sorts_ties_by_draw_number() -> None:
     scores = {draw: [Measurement(0.5, False)] for draw in (3, 1, 2)}
-    assert rank(scores) == rank(dict(reversed(scores.items()))) == [1, 2, 3]
-    assert rank(scores, improvement_sign=-1) == [1, 2, 3]
+    assert list_ranked_draws(scores) == list_ranked_draws(dict(reversed(scores.items()))) == [1, 2, 3]
+    assert list_ranked_draws(scores, improvement_sign=-1) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("improvement_sign", [1, -1])
-def test_draws_that_diverged_rank_last(improvement_sign: int) -> None:
+def test_rank_draws_sorts_diverged_draws_last(improvement_sign: int) -> None:
     scores = {
         0: [Measurement(math.nan, False)],
         1: [Measurement(0.9, True), Measurement(0.9, False)],
@@ -46,13 +46,13 @@ def test_draws_that_diverged_rank_last(improvement_sign: int) -> None:
         3: [Measurement(math.inf, False)],
         4: [Measurement(0.1, False)],
     }
-    order = rank(scores, improvement_sign)
+    order = list_ranked_draws(scores, improvement_sign)
     assert {*order[:2]} == {2, 4}
     assert order[2:] == [1, 0, 3]
     assert [ranked.score for ranked in rank_draws(scores, improvement_sign)][2:] == [0.9, None, None]
 
 
-def test_a_search_in_the_table_and_in_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_results_are_in_tables_and_draws_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four draws of two values count as two. FedAvg has no range, so its rows are equal. A weight of 1e30 diverges."""
     monkeypatch.chdir(tmp_path)
     over = {"algorithms.fedprox.mu": {"choice": [1e30, 0.1]}}
@@ -61,13 +61,13 @@ def test_a_search_in_the_table_and_in_python(tmp_path: Path, monkeypatch: pytest
     settings = studies.settings(("fedavg", "fedprox"), 2, tune=tune, **sections) | {"partition": {"scheme": "iid"}}
     made = studies.prepare(settings)
     for rounds in (1, 2):
-        compute(made, rounds)
+        compute_rounds(made, rounds)
         path = made.study_files.get_rung_result_path(rounds)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(encode_rung(tuning.rank_rung(made, rounds)))
     search.write_winner_settings(made)
     plan = Plan.read(made.study_files.plan)
-    compute(plan, 2)
+    compute_rounds(plan, 2)
     draws = tuning.build_draws_frame(plan)
     values = draws.set_index(["rounds", "rank"])["algorithms.fedprox.mu"]
     assert values.to_dict() == {(1, 1): 0.1, (1, 2): 0.1, (1, 3): 1e30, (1, 4): 1e30, (2, 1): 0.1}
@@ -106,10 +106,10 @@ def test_a_search_in_the_table_and_in_python(tmp_path: Path, monkeypatch: pytest
     assert [*frame.columns[-3:-1]] == [*columns]
 
 
-def test_a_search_by_tpe_has_the_same_draws_and_winner_in_any_order_of_jobs(
+def test_tpe_search_has_equal_draws_and_winner_in_any_job_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Draws 4 and 5 are of TPE, and draw 4 wins. In the second folder, the jobs run backwards."""
+    """TPE proposes draws 4 and 5, and draw 4 wins. In the second folder, the jobs run in reverse order."""
     over = {
         "federation.learning_rate": {"log": [0.0001, 0.3]},
         "federation.batch_size": {"choice": [20, "full"]},
@@ -124,12 +124,12 @@ def test_a_search_by_tpe_has_the_same_draws_and_winner_in_any_order_of_jobs(
         monkeypatch.chdir(folder)
         path = studies.prepare(settings).study_files.plan
         for rounds in (1, 2):
-            compute(Plan.read(path), rounds, is_reversed=name == "backwards")
+            compute_rounds(Plan.read(path), rounds, is_reversed=name == "backwards")
             run_rank(rounds)
         plan = Plan.read(path)
-        compute(plan, 2)
+        compute_rounds(plan, 2)
         files = {path: path.read_bytes() for path in plan.rung_files}
-        assert tuning.build_rung_files(plan) == files, "`fedpipe verify` draws again"
+        assert tuning.build_rung_files(plan) == files, "`fedpipe verify` recomputes the draws"
         outcomes.append(files)
     assert outcomes[0] == outcomes[1]
     assert plan.tuning is not None
@@ -160,7 +160,7 @@ def test_a_search_by_tpe_has_the_same_draws_and_winner_in_any_order_of_jobs(
     ("dataset", "partition", "has_other_samples"),
     [({}, {}, False), ({"split": "pooled"}, {}, True), ({"split": "pooled"}, {"seed": 3}, False)],
 )
-def test_samples_of_draws_may_be_test_samples_of_other_seeds(
+def test_search_note_warns_about_test_samples_of_other_seeds(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     dataset: dict[str, str],
@@ -185,8 +185,8 @@ def run_rank(rounds: int) -> None:
     stages.rank_draws(rounds, Path("params.yaml"), "full", None)
 
 
-def compute(plan: Plan, rounds: int, is_reversed: bool = False) -> None:
-    """Compute the rounds of all runs that are known to need them, and partitions."""
+def compute_rounds(plan: Plan, rounds: int, is_reversed: bool = False) -> None:
+    """Compute the partitions, and the rounds of all planned runs that need them."""
     from fedpipe.engine.run import Run
     from fedpipe.planning import partition
     from fedpipe.settings.execution import Execution

@@ -1,4 +1,4 @@
-"""The table as papers have it."""
+"""The wide tables for papers, as LaTeX and CSV."""
 
 import csv
 import dataclasses
@@ -25,45 +25,45 @@ LAST = "global-on-global"
 GLOBAL, LOCAL = "Global test accuracy (global model)", "Local test accuracy (personalized)"
 
 
-def right(server, clients=None):
-    """A run of one round: the server's right answers of 100, if it has any, and each client's."""
+def make_round_counts(server, clients=None):
+    """Return the counts of one round: correct answers of 100 of the server and of each client, if they are given."""
     result = {} if server is None else {LAST: [(server, 100)]}
     return [result | ({} if clients is None else {"personal-on-local": [(clients, 100)] * 2})]
 
 
-def latex(tree, **other):
+def render_latex(tree, **other):
     return wide.render_latex_table(StudyData(tree.plan), **other)
 
 
-def lines(text):
-    """The rows of a tabular."""
+def parse_latex_rows(text):
+    """Return the cells of each row of a tabular."""
     body = text.split("\\midrule\n")[1].split("\\bottomrule")[0]
     return [[cell.strip() for cell in line.removesuffix(" \\\\").split(" & ")] for line in body.splitlines()]
 
 
-def table(tree):
-    """The same of CSV: the head and the rows."""
+def parse_csv(tree):
+    """Return the header and the rows of the wide CSV table."""
     head, *rows = csv.reader(io.StringIO(wide.render_wide_csv(StudyData(tree.plan))))
     return head, rows
 
 
 @pytest.fixture
 def paper(make):
-    """Three methods, two seeds, two axes that all have and a list that FedProx has alone."""
+    """Three methods and two seeds, with two shared grid axes and one grid axis of FedProx."""
     grid = {"data": ["MNIST", "own_set"], "partition.alpha": [0.1, 0.5], "algorithms.fedprox.mu": [1, 2]}
     tree = make(["fedavg", "fedprox", "local"], (0, 1), grid)
     for index, run in enumerate(tree.runs):
-        tree.write(index, right(None if run.algorithm == "local" else 20 + index, 90 - index))
+        tree.write(index, make_round_counts(None if run.algorithm == "local" else 20 + index, 90 - index))
     return tree
 
 
 @pytest.fixture
 def one(make):
-    """Three methods on a list of two values; one seed, and the global model alone."""
+    """Three methods on a grid of two values, with one seed and only the global model."""
     tree = make(["fedavg", "fedprox", "local"], [0], {"partition.alpha": [0.1, 0.5]})
     tree.change(protocols=(LAST,))
     for index, server in enumerate((70, 80, None, 90, 90, 60)):
-        tree.write(index, right(server))
+        tree.write(index, make_round_counts(server))
     return tree
 
 
@@ -72,39 +72,39 @@ def set_overrides(tree, get_overrides):
     tree.change(cells=tuple(dataclasses.replace(cell, own=get_overrides(cell)) for cell in tree.plan.cells))
 
 
-def test_settings_that_a_method_has_alone_are_in_comments_and_below_the_table(one):
+def test_wide_tables_show_overrides_of_one_method(one):
     set_overrides(one, lambda cell: {"federation.local_epochs": 15} if cell.algorithm == "fedprox" else {})
-    result = latex(one)
+    result = render_latex(one)
     assert "% Overrides of fedprox: federation.local_epochs=15.\n" in result
-    assert [row[0] for row in lines(result)] == ["fedavg", r"fedprox\textsuperscript{a}", "local"]
+    assert [row[0] for row in parse_latex_rows(result)] == ["fedavg", r"fedprox\textsuperscript{a}", "local"]
     assert r"\multicolumn{3}{l}{\textsuperscript{a} federation.local\_epochs=15} \\" in result
-    _, rows = table(one)
+    _, rows = parse_csv(one)
     assert [row[0] for row in rows] == ["fedavg", "fedprox (federation.local_epochs=15)", "local"]
 
 
-def test_settings_at_some_points_alone_are_a_note_of_their_numbers(one):
+def test_wide_tables_note_overrides_at_some_grid_points(one):
     set_overrides(one, lambda cell: {"federation.precision": "bfloat16"} if cell.grid["partition.alpha"] == 0.5 else {})
-    result = latex(one)
+    result = render_latex(one)
     names = "fedavg (alpha=0.5), fedprox (alpha=0.5), local (alpha=0.5)"
     assert f"% Overrides of {names}: federation.precision=bfloat16.\n" in result
-    assert [row[0] for row in lines(result)] == ["fedavg", "fedprox", "local"]
-    assert ["textsuperscript{a}" in cell for cell in lines(result)[0]] == [False, False, True]
-    _, rows = table(one)
+    assert [row[0] for row in parse_latex_rows(result)] == ["fedavg", "fedprox", "local"]
+    assert ["textsuperscript{a}" in cell for cell in parse_latex_rows(result)[0]] == [False, False, True]
+    _, rows = parse_csv(one)
     assert rows[0][1:] == ["70.00", "90.00 (federation.precision=bfloat16)"]
 
 
-def test_no_text_of_csv_is_a_formula(make):
+def test_wide_csv_escapes_formulas(make):
     tree = make(["fedavg", "fedprox"], [0], {"data": ["=1+2", -1]})
     for run in range(4):
-        tree.write(run, right(run))
+        tree.write(run, make_round_counts(run))
     tree.change(titles={"fedavg": "@SUM(A1)", "fedprox": "-x"}, protocols=(LAST,))
-    head, rows = table(tree)
+    head, rows = parse_csv(tree)
     assert head == ["algorithm", f"'=1+2 / {GLOBAL}", f"'-1 / {GLOBAL}"]
     assert [row[0] for row in rows] == ["'@SUM(A1)", "'-x"]
 
 
-def test_latex_of_two_axes_and_two_protocols(paper):
-    text = latex(paper)
+def test_latex_table_shows_two_grid_axes_and_two_protocols(paper):
+    text = render_latex(paper)
     comments = [line for line in text.splitlines() if line.startswith("%")]
     facts = (
         r"`fedpipe show --params params.yaml --format latex`. The table needs \usepackage{booktabs}.",
@@ -137,8 +137,8 @@ local & -- & -- & 85.50 $\pm$ 0.71 & -- & 77.50 $\pm$ 0.71 & -- & 69.50 $\pm$ 0.
     )
 
 
-def test_csv_has_the_same_numbers_under_heads_of_one_line(paper):
-    head, rows = table(paper)
+def test_wide_csv_joins_header_levels_in_one_line(paper):
+    head, rows = parse_csv(paper)
     assert head[:4] == ["algorithm", "mu", *(f"MNIST / alpha=0.1 / {name}" for name in (GLOBAL, LOCAL))]
     assert len(head) == 2 + 2 * 2 * 2
     assert [row[:2] for row in rows] == [["fedavg", "–"], ["fedprox", "1"], ["fedprox", "2"], ["local", "–"]]
@@ -146,135 +146,139 @@ def test_csv_has_the_same_numbers_under_heads_of_one_line(paper):
     assert rows[3][2] == "–"
 
 
-def test_levels_are_in_the_order_of_the_study_though_a_plan_is_read_by_the_alphabet(make):
+def test_wide_tables_keep_grid_order_of_study_after_plan_is_read(make):
     tree = make(["fedavg"], [0], {"partition.alpha": [0.5, 0.1], "data": ["MNIST", "IMDB"]})
     for index in range(4):
-        tree.write(index, right(50 + index))
+        tree.write(index, make_round_counts(50 + index))
     tree.plan.write()
     tree.plan = Plan.read(tree.plan.study_files.plan)
     assert list(tree.plan.grid) == ["data", "partition.alpha"]
-    head, (row,) = table(tree)
+    head, (row,) = parse_csv(tree)
     assert head[1:] == [f"alpha={alpha} / {name} / {GLOBAL}" for alpha in (0.5, 0.1) for name in ("MNIST", "IMDB")]
     assert row[1:] == ["50.00", "51.00", "52.00", "53.00"]
-    assert r"\multicolumn{2}{c}{alpha=0.5} & \multicolumn{2}{c}{alpha=0.1}" in latex(tree)
+    assert r"\multicolumn{2}{c}{alpha=0.5} & \multicolumn{2}{c}{alpha=0.1}" in render_latex(tree)
 
 
-def test_every_number_is_one_of_peoples_table(paper):
+def test_wide_csv_numbers_are_in_markdown_table(paper):
     markdown = tables.render_markdown_table(StudyData(paper.plan))
-    for row in table(paper)[1]:
+    for row in parse_csv(paper)[1]:
         for text in row[2:]:
             assert f" {text} |" in markdown
 
 
-def test_best_and_second_of_a_column_and_all_that_equal_them(one):
-    assert lines(latex(one)) == [
+def test_latex_table_marks_best_and_second_best_with_ties(one):
+    assert parse_latex_rows(render_latex(one)) == [
         ["fedavg", r"\underline{70.00}", r"\textbf{90.00}"],
         ["fedprox", r"\textbf{80.00}", r"\textbf{90.00}"],
         ["local", "--", r"\underline{60.00}"],
     ]
 
 
-def test_numbers_that_print_alike_are_equal(make):
+def test_latex_table_marks_equally_rounded_numbers_as_ties(make):
     tree = make(["fedavg", "fedprox", "local"], [0])
     tree.change(protocols=(LAST,))
     for index, server in enumerate((500001, 500002, 400000)):
         tree.write(index, [{LAST: [(server, 1000000)]}])
-    assert [row[1] for row in lines(latex(tree))] == [r"\textbf{50.00}", r"\textbf{50.00}", r"\underline{40.00}"]
+    assert [row[1] for row in parse_latex_rows(render_latex(tree))] == [
+        r"\textbf{50.00}",
+        r"\textbf{50.00}",
+        r"\underline{40.00}",
+    ]
 
 
-def test_a_method_alone_is_best_of_nothing(make):
+def test_latex_table_of_one_method_marks_no_best(make):
     tree = make(["fedavg"], [0], {"algorithms.fedavg.mu": [1]})
-    tree.write(0, right(50))
-    assert lines(latex(tree)) == [["fedavg", "1", "50.00"]]
+    tree.write(0, make_round_counts(50))
+    assert parse_latex_rows(render_latex(tree)) == [["fedavg", "1", "50.00"]]
 
 
-def test_without_a_grid_a_column_is_a_protocol(two):
-    text = latex(two)
+def test_latex_table_without_grid_has_column_per_protocol(two):
+    text = render_latex(two)
     assert f"\nalgorithm & {GLOBAL} & {LOCAL} \\\\\n\\midrule" in text
 
 
-def test_one_protocol_is_told_above_the_table_and_in_the_head_of_csv(one):
-    text = latex(one)
+def test_single_protocol_is_in_latex_comment_and_csv_header(one):
+    text = render_latex(one)
     assert r"algorithm & alpha=0.1 & alpha=0.5 \\" in text
     assert f"% Metrics: {GLOBAL}. " in text
     assert r"\cmidrule" not in text
-    assert table(one)[0] == ["algorithm", f"alpha=0.1 / {GLOBAL}", f"alpha=0.5 / {GLOBAL}"]
+    assert parse_csv(one)[0] == ["algorithm", f"alpha=0.1 / {GLOBAL}", f"alpha=0.5 / {GLOBAL}"]
 
 
-def test_columns_of_validation_samples_and_bytes_are_left_out(make):
+def test_wide_tables_omit_validation_and_traffic_columns(make):
     tree = make(["fedavg", "fedprox"], [0])
     tree.change(protocols=(LAST, "global-on-validation"))
     for index in (0, 1):
         tree.write(index, [{LAST: [(5, 10)], "global-on-validation": [(6, 10)]}])
-    assert "validation" not in latex(tree)
-    assert table(tree)[0] == ["algorithm", GLOBAL]
+    assert "validation" not in render_latex(tree)
+    assert parse_csv(tree)[0] == ["algorithm", GLOBAL]
 
 
-def test_what_latex_would_take_for_its_own_is_escaped(make):
+def test_latex_table_escapes_special_characters(make):
     assert wide.escape_latex(r"a_b % & # $ {x} ~ ^ \ ± –") == (
         r"a\_b \% \& \# \$ \{x\} \textasciitilde{} \textasciicircum{} \textbackslash{} $\pm$ --"
     )
     tree = make(["fed_avg", "fedprox"], [0], {"data": ["10% & more", "#1_$"]})
     for index in range(4):
-        tree.write(index, right(50 + index))
-    text = latex(tree)
+        tree.write(index, make_round_counts(50 + index))
+    text = render_latex(tree)
     assert r"algorithm & 10\% \& more & \#1\_\$ \\" in text
-    assert lines(text)[0][0] == r"fed\_avg"
+    assert parse_latex_rows(text)[0][0] == r"fed\_avg"
 
 
-def test_a_method_has_its_title_in_the_row_and_in_comments(searched):
+def test_wide_tables_show_titles_in_rows_and_comments(searched):
     searched.change(titles={"fedavg": "Fed_Avg & λ = 10 %", "fedprox": "FedProx"})
-    text = latex(searched)
-    assert [row[0] for row in lines(text)] == [r"Fed\_Avg \& $\lambda$ = 10 \%", "FedProx"]
+    text = render_latex(searched)
+    assert [row[0] for row in parse_latex_rows(text)] == [r"Fed\_Avg \& $\lambda$ = 10 \%", "FedProx"]
     assert "%   Fed_Avg & λ = 10 %: learning_rate=0.1 (alpha=0.1)" in text
-    assert [row[0] for row in table(searched)[1]] == ["Fed_Avg & λ = 10 %", "FedProx"]
+    assert [row[0] for row in parse_csv(searched)[1]] == ["Fed_Avg & λ = 10 %", "FedProx"]
     assert "fedavg" not in text
     assert wide.escape_latex("λμωΩ ≤ ∞") == r"$\lambda$$\mu$$\omega$$\Omega$ $\le$ $\infty$"
 
 
-def test_titles_hide_no_method_that_is_shown_by_its_own_protocol(make):
+def test_wide_csv_notes_reported_protocol_of_method_with_title(make):
     tree = make(["fedavg", "local"], [0])
-    tree.write(0, right(60, 70))
-    tree.write(1, right(None, 80))
+    tree.write(0, make_round_counts(60, 70))
+    tree.write(1, make_round_counts(None, 80))
     tree.change(method_protocols={"local": "personal-on-local"}, titles={"local": "Local (τ)"})
-    assert table(tree)[1][1] == ["Local (τ)", f"80.00 ({LOCAL})", "80.00"]
+    assert parse_csv(tree)[1][1] == ["Local (τ)", f"80.00 ({LOCAL})", "80.00"]
 
 
-def test_a_method_shown_by_its_own_protocol_has_a_letter_and_a_note(make):
+def test_wide_tables_note_method_reported_by_another_protocol(make):
     tree = make(["fedavg", "local"], [0])
-    tree.write(0, right(60, 70))
-    tree.write(1, right(None, 80))
+    tree.write(0, make_round_counts(60, 70))
+    tree.write(1, make_round_counts(None, 80))
     tree.change(method_protocols={"local": "personal-on-local"})
-    text = latex(tree)
+    text = render_latex(tree)
     assert f"algorithm & reported accuracy & {LOCAL} \\\\\n" in text
     assert f"% Column reported accuracy: {GLOBAL}, or the metric in a note.\n" in text
-    assert lines(text)[1] == ["local", r"\textbf{80.00}\textsuperscript{a}", r"\textbf{80.00}"]
+    assert parse_latex_rows(text)[1] == ["local", r"\textbf{80.00}\textsuperscript{a}", r"\textbf{80.00}"]
     assert f"\\bottomrule\n\\multicolumn{{3}}{{l}}{{\\textsuperscript{{a}} {LOCAL}}} \\\\\n\\end" in text
-    assert table(tree)[1][1] == ["local", f"80.00 ({LOCAL})", "80.00"]
+    assert parse_csv(tree)[1][1] == ["local", f"80.00 ({LOCAL})", "80.00"]
 
 
-def test_runs_that_diverged_have_a_note(one):
+def test_latex_table_notes_diverged_runs(one):
     for number in (0, 1):
         path = one.merged_files(number).rounds
         lost = files.table_to_frame(layout.read_merged_table(path)).assign(left_out=2)
         one.write_table(path, pa.Table.from_pandas(lost, preserve_index=False))
-    text = latex(one)
-    assert lines(text)[0][1] == r"\underline{70.00}\textsuperscript{a}"
-    assert lines(text)[1][1] == r"\textbf{80.00}\textsuperscript{a}"
+    text = render_latex(one)
+    assert parse_latex_rows(text)[0][1] == r"\underline{70.00}\textsuperscript{a}"
+    assert parse_latex_rows(text)[1][1] == r"\textbf{80.00}\textsuperscript{a}"
     assert r"\textsuperscript{a} diverged in 1 of 1 run}" in text
     assert "% fedavg (alpha=0.1): 2 updates were not finite and were omitted. 1 of 1 run diverged" in text
 
 
 @pytest.fixture
 def searched(make):
-    """Two methods, each shown with the best of three learning rates at two points."""
+    """Two methods at two grid points. The table shows each with the best of three learning rates."""
     grid = {"partition.alpha": [0.1, 0.5], "federation.learning_rate": [0.01, 0.05, 0.1]}
     tree = make(["fedavg", "fedprox"], [0], grid)
     tree.change(
         protocols=(LAST,), report=tree.plan.report.model_copy(update={"best_over": ("federation.learning_rate",)})
     )
     for index, server in enumerate((10, 30, 20, 10, 30, 20, 40, 50, 60, 20, 10, 50)):
-        tree.write(index, right(server))
+        tree.write(index, make_round_counts(server))
     return tree
 
 
@@ -284,9 +288,9 @@ EDGE = (
 )
 
 
-def test_the_best_of_what_is_searched_stands_in_comments(searched):
-    text = latex(searched)
-    assert lines(text) == [
+def test_latex_comments_show_best_grid_values(searched):
+    text = render_latex(searched)
+    assert parse_latex_rows(text) == [
         ["fedavg", r"\textbf{30.00}", r"\textbf{60.00}"],
         ["fedprox", r"\textbf{30.00}", r"\underline{50.00}"],
     ]
@@ -298,7 +302,7 @@ def test_the_best_of_what_is_searched_stands_in_comments(searched):
     ) in text
 
 
-def test_a_best_value_at_the_edge_of_its_list_is_told_below_the_table(searched):
+def test_markdown_table_warns_about_best_value_at_grid_edge(searched):
     paragraphs = tables.render_markdown_table(StudyData(searched.plan)).split("\n\n")
     assert paragraphs[2] == EDGE
     contents.write_report_files(contents.build_table_files(StudyData(searched.plan)))
@@ -306,8 +310,8 @@ def test_a_best_value_at_the_edge_of_its_list_is_told_below_the_table(searched):
     assert EDGE in contents.render_results(StudyData(searched.plan))
 
 
-def test_numbers_that_yaml_reads_as_text_have_edges(searched):
-    """YAML 1.1 has a number in 1.0e-2, and a text in 1e-2."""
+def test_grid_edge_warning_includes_numbers_that_yaml_reads_as_text(searched):
+    """YAML 1.1 reads 1.0e-2 as a number, but 1e-2 as text."""
     rates = ["5e-2", 0.1, "1e-2"]
     cells = tuple(
         dataclasses.replace(cell, grid=cell.grid | {"federation.learning_rate": rates[index // 2 % 3]})
@@ -318,43 +322,43 @@ def test_numbers_that_yaml_reads_as_text_have_edges(searched):
     assert "learning_rate: the best values, 1e-2 for fedavg (alpha=0.1) and 0.1 for fedavg (alpha=0.5)," in warning
 
 
-def test_no_edge_is_told_of_what_has_none(searched):
+def test_grid_edge_warning_needs_best_value_at_edge(searched):
     inside = (10, 20, 30, 40, 20, 20)
     for index, server in enumerate((*inside, *inside)):
-        searched.write(index, right(server))
+        searched.write(index, make_round_counts(server))
     assert table_notes.describe_best_values_at_grid_edges(StudyData(searched.plan)) == []
     searched.change(report=searched.plan.report.model_copy(update=dict(best_over=())))
     assert table_notes.describe_best_values_at_grid_edges(StudyData(searched.plan)) == []
 
 
-def test_no_edge_is_told_of_names_nor_of_methods_without_a_number(make):
+def test_grid_edge_warning_ignores_text_values_and_missing_numbers(make):
     tree = make(["fedavg", "local"], [0], {"data": ["A", "B"], "federation.learning_rate": [0.1, 0.2, 0.3]})
     tree.change(
         protocols=(LAST,),
         report=tree.plan.report.model_copy(update={"best_over": ("data", "federation.learning_rate")}),
     )
     for index, run in enumerate(tree.runs):
-        tree.write(index, right(90 if index == 2 else 50) if run.algorithm == "fedavg" else [{}])
+        tree.write(index, make_round_counts(90 if index == 2 else 50) if run.algorithm == "fedavg" else [{}])
     assert table_notes.describe_best_values_at_grid_edges(StudyData(tree.plan)) == []
 
 
 @pytest.fixture
 def begun(make):
-    """Two methods, points and seeds; at the second point there is one run of FedAvg alone."""
+    """Two methods, two grid points and two seeds. The second point has only one run of FedAvg."""
     tree = make(["fedavg", "fedprox"], (0, 1), {"partition.alpha": [0.1, 0.5]})
     tree.change(protocols=(LAST,))
-    for index in (0, 1, 2, 3, 4):  # fedavg and fedprox at 0.1; fedavg at 0.5, seed 0
-        tree.write(index, right(50 + index))
+    for index in (0, 1, 2, 3, 4):  # fedavg and fedprox at 0.1, and fedavg with seed 0 at 0.5
+        tree.write(index, make_round_counts(50 + index))
     for index in (5, 6, 7):
         shutil.rmtree(tree.merged_files(index).marker.parent, ignore_errors=True)
     return tree
 
 
-def test_what_is_complete_is_marked(begun):
+def test_partial_tables_mark_incomplete_numbers(begun):
     text = contents.render_partial_results(begun.plan, "latex")
     assert text.startswith("% PARTIAL ")
     assert ": 8 runs (" in text.splitlines()[0]
-    assert lines(text) == [
+    assert parse_latex_rows(text) == [
         ["fedavg", r"\underline{50.50 $\pm$ 0.71}", r"\textbf{54.00}\textsuperscript{a}"],
         ["fedprox", r"\textbf{52.50 $\pm$ 0.71}", r"\dots{}"],
     ]
@@ -370,24 +374,24 @@ def test_what_is_complete_is_marked(begun):
         contents.render_results(StudyData(begun.plan), "latex")
 
 
-def test_what_is_a_methods_own_stays_so_while_others_are_missing(make):
+def test_partial_latex_table_keeps_grid_axis_of_one_method(make):
     tree = make(["fedavg", "fedprox"], [0], {"data": ["A", "B"], "model.hidden": [1, 2]})
     cells = [c for c in tree.plan.cells if c.algorithm == "fedprox" or c.grid["model.hidden"] == 1]
     cells = [c if c.algorithm == "fedprox" else dataclasses.replace(c, grid={"data": c.grid["data"]}) for c in cells]
     tree.change(cells=tuple(cells), protocols=(LAST,))
     for index, run in enumerate(tree.runs):
         if run.algorithm == "fedprox":
-            tree.write(index, right(50 + index))
+            tree.write(index, make_round_counts(50 + index))
     finished_plan = dataclasses.replace(tree.plan, cells=tuple(c for c in cells if c.algorithm == "fedprox"))
     text = wide.render_latex_table(StudyData(finished_plan), tree.plan)
     assert "algorithm & hidden & A & B" in text
-    assert [row[:2] for row in lines(text)] == [["fedprox", "1"], ["fedprox", "2"]]
+    assert [row[:2] for row in parse_latex_rows(text)] == [["fedprox", "1"], ["fedprox", "2"]]
 
 
-def test_the_command_prints_it(one):
+def test_show_command_prints_latex_and_csv(one):
     one.plan.write()
     contents.write_report_files(contents.build_table_files(StudyData(one.plan)))
-    for form, expected_text in (("latex", latex(one)), ("csv", wide.render_wide_csv(StudyData(one.plan)))):
+    for form, expected_text in (("latex", render_latex(one)), ("csv", wide.render_wide_csv(StudyData(one.plan)))):
         result = CliRunner().invoke(app.app, ["show", "--format", form], catch_exceptions=False)
         assert result.exit_code == 0
         assert result.stdout == expected_text
@@ -398,23 +402,27 @@ def test_the_command_prints_it(one):
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")
-def test_latex_compiles(paper):
+def test_latex_table_compiles(paper):
     paper.change(
         method_protocols={"local": "personal-on-local"},
         titles={"fedavg": wide.GREEK_LETTERS.replace(" ", "") + "≤≥∞→ % & $_x"},
     )
-    page = "\\documentclass{article}\n\\usepackage{booktabs}\n\\begin{document}\n" + latex(paper) + "\\end{document}\n"
+    page = (
+        "\\documentclass{article}\n\\usepackage{booktabs}\n\\begin{document}\n"
+        + render_latex(paper)
+        + "\\end{document}\n"
+    )
     Path("page.tex").write_text(page)
     subprocess.run(["pdflatex", "-halt-on-error", "-interaction=nonstopmode", "page.tex"], check=True)
     assert Path("page.pdf").is_file()
 
 
-TEXT_WIDTH = 397.5  #: of a page of NeurIPS in points
+TEXT_WIDTH = 397.5  #: text width of a NeurIPS page in points
 COLUMN_SEPARATION = 12  #: two times \tabcolsep in points
 
 
-def measure(cell):
-    """Width of a cell in Times at 10 pt, and the number of its columns."""
+def measure_cell(cell):
+    """Return the width of a cell in Times at 10 pt, and the number of its columns."""
     span, _, text = re.fullmatch(r"(?:\\multicolumn\{(\d+)\}\{(c)\})?(.*)", cell).groups()
     for command, char in ((r"\$\\pm\$", "±"), (r"\\(textbf|underline|textsuperscript)", ""), (r"[{}]", "")):
         text = re.sub(command, char, text)
@@ -423,14 +431,14 @@ def measure(cell):
 
 
 def estimate_width(text):
-    """Width of a tabular. A cell that spans columns and is wider than them widens the last of them, as in LaTeX."""
+    """Return the width of a tabular. A cell wider than the columns it spans widens the last one, as in LaTeX."""
     body = text.split("\\toprule\n")[1].split("\\bottomrule")[0]
     rows = [f" {line}".removesuffix(r" \\").split(" & ") for line in body.splitlines() if line.endswith(r"\\")]
     widths = [0.0] * len(rows[-1])
     cells = []
     for row in rows:
         start = 0
-        for width, span in map(measure, map(str.strip, row)):
+        for width, span in map(measure_cell, map(str.strip, row)):
             cells.append((span, start, width))
             start += span
         assert start == len(widths)
@@ -440,15 +448,15 @@ def estimate_width(text):
     return sum(widths) + COLUMN_SEPARATION * (len(widths) - 1)
 
 
-def test_seen_and_new_clients_fit_the_width_of_a_page(make):
-    """Two columns for each protocol of clients, with deviations over seeds."""
+def test_latex_table_of_seen_and_new_clients_fits_page_width(make):
+    """Each protocol of clients has two columns, with deviations over seeds."""
     protocols = ["personal-on-local", "new-personal-on-local", LAST, "finetuned-on-local", "new-finetuned-on-local"]
     tree = make(["fedavg", "scaffold"], (0, 1))
     tree.change(protocols=tuple(protocols), report=tree.plan.report.model_copy(update={"clients": "both"}))
     for index in range(4):
         counts = {name: [(60 + 7 * index, 100)] * (1 if name == LAST else 2) for name in protocols}
         tree.write(index, [counts])
-    text = latex(tree)
+    text = render_latex(tree)
     head = text.split("\\toprule\n")[1].split("\\midrule")[0].splitlines()
     assert head == [
         r"& \multicolumn{2}{c}{Local test} & \multicolumn{1}{c}{Global test} & \multicolumn{2}{c}{Local test} \\",
@@ -458,10 +466,10 @@ def test_seen_and_new_clients_fit_the_width_of_a_page(make):
     ]
     assert estimate_width(text) < TEXT_WIDTH
     assert "% Metrics: Local test accuracy (personalized), Local test accuracy (new clients, personalized)" in text
-    assert table(tree)[0][2] == "Local test accuracy (new clients, personalized)"
+    assert parse_csv(tree)[0][2] == "Local test accuracy (new clients, personalized)"
 
 
-def test_heads_of_new_clients_have_a_level_for_metrics():
+def test_latex_header_of_new_clients_has_level_for_metrics():
     protocols = ["personal-on-local"] * 2 + ["new-personal-on-local"] * 2
     metrics = ["accuracy", "nll"] * 2
     empty = wide.WideTable(("algorithm",), [("alpha=0.1", "a head")] * 4, protocols, metrics, [], [], [], [])

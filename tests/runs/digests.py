@@ -1,6 +1,6 @@
 """The bits of every algorithm: SHA-256 of all tensors, metrics and matrices of small runs, in one JSON.
 
-Use this program to check that a change of the code leaves all results as they are::
+Use this program to check that a change of the code does not change results::
 
     python tests/runs/digests.py > new.json                       # the code in this folder
     git worktree add ../old REVISION
@@ -9,8 +9,8 @@ Use this program to check that a change of the code leaves all results as they a
 
 It runs all algorithms for two rounds on digits, as a loop over clients and as a stack of clients, with a plain
 network, with BatchNorm and with dropout. It also runs FedDW's regularizer on three methods, five server optimizers,
-Adam, and other training settings. It needs the commands `plan`, `download`, `partition` and `segment` and the formats
-of the files, and no function of the package, so it runs with any revision.
+Adam, and other training settings. It uses only the commands `plan`, `download`, `partition` and `segment` and the
+formats of their files, so it runs with any revision.
 
 ``tests/runs/digests.json`` has the digests of version 0.2.0. They are those of revision 0663cab, except ``clients.pt``
 of FedALA, MOON and PFPS-LWC, which no longer contains a flag for clients that have trained. Since 6a6f35d, losses of
@@ -130,7 +130,7 @@ BASE: dict[str, Any] = {
 
 
 def make_studies() -> dict[str, dict[str, Any]]:
-    """The studies by name, each as the content of a params.yaml."""
+    """Make the studies by name, each as the content of a params.yaml."""
     small = ["fedavg", "scaffold", "fedala", "pfps_lwc", "feddyn", "perfedavg"]
     servers = ["momentum", "adam", "yogi", "adagrad"]
     prototypes = {"protocols": [*PROTOCOLS, "prototype-on-local"]}
@@ -198,7 +198,7 @@ def run_command(*arguments: str) -> None:
 
 
 def read_files(run: Path) -> dict[str, bytes]:
-    """All tensors and tables that a run wrote, by relative path; also those that are packed in a zip."""
+    """Read all tensors and tables of a run by relative path, including those in zip files."""
     files = {str(path.relative_to(run)): path.read_bytes() for path in run.rglob("*") if path.suffix in FILES}
     for archive in run.rglob("*.zip"):
         folder = archive.relative_to(run).with_suffix("")
@@ -209,7 +209,7 @@ def read_files(run: Path) -> dict[str, bytes]:
 
 
 def iterate_leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Every tensor or number in a tree, with its dotted name and its SHA-256."""
+    """Yield the dotted name and the SHA-256 of each tensor or number in a tree."""
     import torch
 
     if isinstance(value, dict):
@@ -220,7 +220,7 @@ def iterate_leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
             yield from iterate_leaves(item, f"{name}.{index}" if name else str(index))
     elif isinstance(value, torch.Tensor):
         head = f"{value.dtype} {tuple(value.shape)}".encode()
-        is_scalar = not value.dim()  # which has no view as bytes
+        is_scalar = not value.dim()  # a scalar has no view as bytes
         data = repr(value.item()).encode() if is_scalar else value.contiguous().view(torch.uint8).numpy().tobytes()
         yield name, hashlib.sha256(head + data).hexdigest()
     else:
@@ -228,7 +228,7 @@ def iterate_leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def digest_file(path: str, data: bytes) -> dict[str, str]:
-    """The SHA-256 of each tensor of a ``.pt`` file, or of each column of a Parquet file."""
+    """Compute the SHA-256 of each tensor of a ``.pt`` file, or of each column of a Parquet file."""
     import pyarrow.parquet as pq
     import torch
 
@@ -241,7 +241,7 @@ def digest_file(path: str, data: bytes) -> dict[str, str]:
 
 
 def digest_run(run: Path, per_tensor: bool) -> dict[str, Any]:
-    """The digests of a run by file; per file one digest of all of them, or each of them."""
+    """Compute the digests of a run: one per file, or one per tensor and column of each file."""
     digests: dict[str, Any] = {}
     for path, data in read_files(run).items():
         leaves = {name: value[:24] for name, value in digest_file(path, data).items()}
@@ -251,7 +251,7 @@ def digest_run(run: Path, per_tensor: bool) -> dict[str, Any]:
 
 
 def digest_study(name: str, study: dict[str, Any], per_tensor: bool) -> dict[str, Any]:
-    """Run a study in a new folder, as a loop and as a stack; the digests by executor and method."""
+    """Run a study in a new folder as a loop and as a stack. Return the digests by executor and method."""
     digests: dict[str, Any] = {}
     for executor, width in (("loop", "1"), ("stack", str(WIDTH))):
         folder = tempfile.mkdtemp()  # a TemporaryDirectory would be deleted at the end of each child
@@ -273,7 +273,7 @@ def digest_study(name: str, study: dict[str, Any], per_tensor: bool) -> dict[str
 
 
 def main() -> None:
-    """Print the digests as JSON; progress goes to standard error."""
+    """Print the digests as JSON, and the progress to standard error."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--code", type=Path, default=Path(__file__).parents[2], help="Folder of the code to run.")
     parser.add_argument("--only", default="", help="Studies to run, with commas between them. Default: all.")
@@ -284,7 +284,7 @@ def main() -> None:
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | KERNELS | {"PYTHONPATH": code})
     sys.path.insert(0, str(arguments.code.resolve()))
     output = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the commands print
+    os.dup2(2, 1)  # the output of the commands
     import torch  # noqa: F401  # once, for all commands
 
     import fedpipe

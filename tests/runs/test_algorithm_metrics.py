@@ -1,4 +1,4 @@
-"""What algorithms record of themselves."""
+"""Metrics that an algorithm records."""
 
 from __future__ import annotations
 
@@ -19,19 +19,16 @@ class LateMetrics(FedAvg):
     """FedAvg that counts rounds, with a metric from the second round on."""
 
     def init(self, initial_model):
-        """See Algorithm."""
         return super().init(initial_model) | {"rounds": initial_model(0)["head.bias"].sum() * 0}
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
-        """See Algorithm."""
         return super().aggregate(server, uploads) | {"rounds": server["rounds"] + 1}
 
     def metrics(self, server: State) -> dict[str, Tensor]:
-        """See Algorithm."""
         return {"late": server["rounds"]} if server["rounds"] > 1 else {}
 
 
-def test_what_comes_later_is_kept() -> None:
+def test_run_records_algorithm_metric_that_begins_in_round_2() -> None:
     entries = {"late": {"algorithm": "tests.runs.test_algorithm_metrics.LateMetrics"}}
     plan = studies.prepare(studies.settings(("late",), 3, algorithms=entries))
     (run,) = studies.open_runs(plan)

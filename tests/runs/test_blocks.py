@@ -1,4 +1,4 @@
-"""A round's blocks are of the run and round that aggregate them."""
+"""`aggregate` accepts only blocks of its run and round."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.small_studies import RunFedpipe
 
 @pytest.fixture
 def blocks(run_fedpipe: RunFedpipe) -> tuple[RunFiles, RunFiles]:
-    """Two runs with the same participants in each round, and the one block of each in round 1."""
+    """Two runs with the same participants, each with one block in round 1."""
     params = studies.settings(("fedavg", "fedprox"), 2, federation={"participation": 1.0})
     params["algorithms"]["fedprox"] = {"mu": 5.0}
     plan = studies.prepare(params)
@@ -27,7 +27,7 @@ def blocks(run_fedpipe: RunFedpipe) -> tuple[RunFiles, RunFiles]:
     return first_files, second_files
 
 
-def test_a_block_of_another_run_is_refused(blocks: tuple[RunFiles, RunFiles], run_fedpipe: RunFedpipe) -> None:
+def test_aggregate_rejects_block_of_another_run(blocks: tuple[RunFiles, RunFiles], run_fedpipe: RunFedpipe) -> None:
     first_files, second_files = (files.get_round_files(1) for files in blocks)
     original_bytes = first_files.get_block_uploads_path(0).read_bytes()
     shutil.copy(second_files.get_block_uploads_path(0), first_files.get_block_uploads_path(0))
@@ -45,7 +45,7 @@ def test_a_block_of_another_run_is_refused(blocks: tuple[RunFiles, RunFiles], ru
     assert first_files.complete_states_marker.exists()
 
 
-def test_a_block_of_another_round_is_refused(blocks: tuple[RunFiles, RunFiles], run_fedpipe: RunFedpipe) -> None:
+def test_aggregate_rejects_block_of_another_round(blocks: tuple[RunFiles, RunFiles], run_fedpipe: RunFedpipe) -> None:
     files, path = blocks[0], str(blocks[0].path)
     round_1_bytes = files.get_round_files(1).get_block_uploads_path(0).read_bytes()
     assert run_fedpipe("aggregate", path, "--round", "1", "--blocks", "1")[0] == 0
@@ -70,7 +70,7 @@ def test_a_block_of_another_round_is_refused(blocks: tuple[RunFiles, RunFiles], 
         lambda tree: {"server": tree},
     ],
 )
-def test_what_is_no_block_is_refused(change, blocks: tuple[RunFiles, RunFiles], run_fedpipe: RunFedpipe) -> None:
+def test_aggregate_rejects_invalid_block(change, blocks: tuple[RunFiles, RunFiles], run_fedpipe: RunFedpipe) -> None:
     path = blocks[0].get_round_files(1).get_block_uploads_path(0)
     write_pt(path, change(read_pt(path)))
     status, _, message = run_fedpipe("aggregate", str(blocks[0].path), "--round", "1", "--blocks", "1")

@@ -39,7 +39,7 @@ def run_command(*arguments: str) -> None:
 
 @pytest.fixture
 def study_plan() -> NewPlan:
-    """A study of one run, of which three rounds of four are done."""
+    """A study with one run, with three of four rounds complete."""
     plan = studies.prepare(studies.settings(study={"seeds": [0]}))
     run_command("segment", str(plan.runs[0].path), "--stop", "3")
     return plan
@@ -67,7 +67,7 @@ def write_other_dataset(plan: NewPlan) -> Path:
     return path
 
 
-def test_every_round_records_the_contents(study_plan: NewPlan) -> None:
+def test_rounds_record_sha256_of_samples_and_assignment(study_plan: NewPlan) -> None:
     (run,) = study_plan.runs
     data, partition_path = layout.get_dataset_path(run.dataset), layout.get_assignment_path(run.partition)
     expected = {
@@ -80,7 +80,7 @@ def test_every_round_records_the_contents(study_plan: NewPlan) -> None:
 
 
 @pytest.mark.parametrize(("change", "name"), [(write_other_partition, "partition"), (write_other_dataset, "data set")])
-def test_no_step_goes_on_with_other_data(study_plan: NewPlan, change: Any, name: str) -> None:
+def test_run_commands_reject_changed_data(study_plan: NewPlan, change: Any, name: str) -> None:
     (run,) = study_plan.runs
     path = change(study_plan)
     bits_before = studies.hash_results(run.path)
@@ -102,7 +102,7 @@ def test_no_step_goes_on_with_other_data(study_plan: NewPlan, change: Any, name:
     assert studies.hash_results(run.path) == bits_before
 
 
-def test_an_aggregation_of_blocks_of_other_data_is_refused() -> None:
+def test_aggregate_rejects_changed_partition() -> None:
     (run,) = (plan := studies.prepare(studies.settings())).runs
     run_command("initialize", str(run.path))
     run_command("train", str(run.path), "--round", "1", "--block", "0", "--size", "5")
@@ -111,8 +111,8 @@ def test_an_aggregation_of_blocks_of_other_data_is_refused() -> None:
         run_command("aggregate", str(run.path), "--round", "1", "--blocks", "1")
 
 
-def test_rounds_of_other_data_are_found_where_round_0_is_of_this_one(study_plan: NewPlan) -> None:
-    """As after a kill: a new run, and complete rounds of an earlier run in the same folder."""
+def test_resumed_run_rejects_later_rounds_of_other_data(study_plan: NewPlan) -> None:
+    """A kill may leave complete rounds of an earlier run in the folder of a new run."""
     (run,) = study_plan.runs
     files = run.files
     copied_folder = Path("old")
@@ -128,7 +128,7 @@ def test_rounds_of_other_data_are_found_where_round_0_is_of_this_one(study_plan:
         run_command("segment", str(run.path), "--stop", "4")
 
 
-def test_the_same_data_made_again_is_the_same(study_plan: NewPlan) -> None:
+def test_run_resumes_with_regenerated_data(study_plan: NewPlan) -> None:
     (run,) = study_plan.runs
     data, partition_path = layout.get_dataset_path(run.dataset), layout.get_assignment_path(run.partition)
     for path in (data, partition_path):
@@ -137,7 +137,7 @@ def test_the_same_data_made_again_is_the_same(study_plan: NewPlan) -> None:
     download.download_dataset(run.dataset)
     partition.partition_dataset(run.partition)
     table, manifest = pq.read_table(partition_path), read_json(partition_path.with_suffix(".json"))
-    pq.write_table(table, partition_path, compression="gzip")  # as another version of the format's library might
+    pq.write_table(table, partition_path, compression="gzip")  # another version of pyarrow may write other bytes
     write_json(
         partition_path.with_suffix(".json"), manifest | {partition_path.name: compute_file_sha256(partition_path)}
     )
@@ -150,10 +150,10 @@ def test_the_same_data_made_again_is_the_same(study_plan: NewPlan) -> None:
     assert run.files.list_complete_rounds() == [0, 1, 2, 3, 4]
 
 
-# -- what the plan wrote for the stages --------------------------------------------------------------------------------
+# -- settings that the plan writes for stages --------------------------------------------------------------------------
 
 
-def test_an_edited_partition_yaml_deals_nothing(study_plan: NewPlan) -> None:
+def test_partition_rejects_edited_settings(study_plan: NewPlan) -> None:
     (key,) = study_plan.partitions
     path = layout.get_assignment_path(key)
     settings_path = path.with_name("partition.yaml")
@@ -189,7 +189,7 @@ def test_an_edited_partition_yaml_deals_nothing(study_plan: NewPlan) -> None:
     ],
     ids=str,
 )
-def test_an_edited_description_of_the_data_stores_nothing(study_plan: NewPlan, settings: Any, message: str) -> None:
+def test_download_rejects_edited_settings(study_plan: NewPlan, settings: Any, message: str) -> None:
     name = study_plan.runs[0].dataset
     path = store.get_dataset_settings_path(name)
     bits_before = studies.hash_results(Path("results/data"))

@@ -33,7 +33,7 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def start_study(label: str = "fedper", keep: str | int = "last", **sections: Any) -> NewPlan:
-    """A plan whose runs have two rounds."""
+    """Run two rounds of a study. Return its plan."""
     plan = studies.prepare(studies.settings((label,), ROUNDS, artifacts={"keep_models": keep}, **sections))
     list(studies.open_runs(plan)[0].run_segment(ROUNDS))
     return plan
@@ -57,7 +57,7 @@ def read_records(run: Run) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("label", ["scaffold", "fedavg", "fedfomo", "local", "pfps_lwc"])
-def test_code_that_does_the_same_goes_on(monkeypatch: pytest.MonkeyPatch, label: str) -> None:
+def test_run_resumes_if_changed_code_reproduces_last_round(monkeypatch: pytest.MonkeyPatch, label: str) -> None:
     plan = start_study(label)
     expected = studies.hash_results(Path())
     replace_shared_code(monkeypatch)
@@ -68,11 +68,11 @@ def test_code_that_does_the_same_goes_on(monkeypatch: pytest.MonkeyPatch, label:
     assert record["now"]["shared"] == "f00d" * 3 != record["made_by"][0]["shared"]
     assert run.checkpoint.read_state_json(ROUNDS + 1)["made_by"][0]["shared"] == "f00d" * 3
     changed_names = {name for name, sha256 in expected.items() if studies.hash_results(Path()).get(name) != sha256}
-    assert all("0001/" in name and name.endswith(".pt") for name in changed_names), "pruned, since two rounds follow"
+    assert all("0001/" in name and name.endswith(".pt") for name in changed_names), "only states of round 1 are pruned"
 
 
 @pytest.mark.parametrize("label", ["fedper", "local"])
-def test_code_that_does_another_thing_is_refused(monkeypatch: pytest.MonkeyPatch, label: str) -> None:
+def test_resumed_run_rejects_changed_code_with_other_results(monkeypatch: pytest.MonkeyPatch, label: str) -> None:
     plan = start_study(label)
     expected = studies.hash_results(Path())
     replace_shared_code(monkeypatch, rate=1.01)
@@ -87,13 +87,13 @@ def test_code_that_does_another_thing_is_refused(monkeypatch: pytest.MonkeyPatch
     assert not read_records(run)
 
 
-def test_a_finished_run_is_left_in_peace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_run_ignores_changed_code(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = start_study()
     replace_shared_code(monkeypatch, rate=2.0)
     assert list(studies.open_runs(plan)[0].run_segment(ROUNDS)) == [ROUNDS]
 
 
-def test_the_initial_state_is_made_again_where_it_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumed_run_replays_initial_state(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = studies.prepare(studies.settings(("fedper",), ROUNDS))
     run = studies.open_runs(plan)[0]
     run.write_initial_round()
@@ -102,7 +102,7 @@ def test_the_initial_state_is_made_again_where_it_is_the_last(monkeypatch: pytes
     assert [record["round"] for record in read_records(run)] == [0]
 
 
-def test_every_stage_of_single_rounds_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_round_stages_reject_changed_code(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = start_study()
     run = studies.open_runs(plan)[0]
     block = run.train(ROUNDS + 1, run.participants(ROUNDS + 1))
@@ -118,7 +118,7 @@ def test_every_stage_of_single_rounds_asks(monkeypatch: pytest.MonkeyPatch) -> N
         studies.open_runs(plan)[0].evaluate(ROUNDS + 1)
 
 
-def test_a_server_of_other_code_than_its_blocks_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_round_records_code_of_blocks_and_server(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = start_study()
     run = studies.open_runs(plan)[0]
     block = run.train(ROUNDS + 1, run.participants(ROUNDS + 1))
@@ -129,16 +129,16 @@ def test_a_server_of_other_code_than_its_blocks_is_recorded(monkeypatch: pytest.
     assert shared == [block.made_by["shared"], "f00d" * 3]
 
 
-def test_what_was_asked_once_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reproduced_round_is_replayed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = start_study()
     replace_shared_code(monkeypatch)
     run = studies.open_runs(plan)[0]
     replay.require_reproducible_round(run, ROUNDS)
-    monkeypatch.setattr(replay, "replay_round", lambda *_: pytest.fail("done again"))
+    monkeypatch.setattr(replay, "replay_round", lambda *_: pytest.fail("replayed again"))
     replay.require_reproducible_round(run, ROUNDS)
 
 
-def test_where_the_state_before_is_gone_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_needs_previous_state(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = start_study()
     run = studies.open_runs(plan)[0]
     run.files.get_round_files(ROUNDS - 1).server_state.unlink()
@@ -148,10 +148,10 @@ def test_where_the_state_before_is_gone_it_is_refused(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(("rate", "is_reproduced"), [(1.0, True), (1 + 1e-5, True), (1.01, False)])
-def test_elsewhere_it_must_be_the_same_within_rounding(
+def test_replay_on_another_cpu_must_match_within_rounding(
     monkeypatch: pytest.MonkeyPatch, rate: float, is_reproduced: bool
 ) -> None:
-    """On another kind of CPU, whose kernels round differently. A factor near 1 simulates it."""
+    """Kernels of another CPU round differently. A factor near 1 simulates them."""
     plan = start_study()
     replace_shared_code(monkeypatch, rate)
     run = studies.open_runs(plan)[0]
@@ -173,8 +173,8 @@ def test_elsewhere_it_must_be_the_same_within_rounding(
     assert record["now"]["device"] == "another CPU"
 
 
-def test_executors_agree_within_rounding() -> None:
-    """A stack does a round that the loop did: other bits, the same numbers."""
+def test_stack_replay_matches_loop_within_rounding() -> None:
+    """A stack replays a round of the loop with other bits and close values."""
     plan = start_study(federation={"learning_rate": 0.1})
     comparison = replay.replay_round(studies.open_runs(plan, stack=3)[0], ROUNDS)
     assert comparison is not None
@@ -183,7 +183,7 @@ def test_executors_agree_within_rounding() -> None:
     assert comparison.distance < 1e-4
 
 
-def test_a_number_that_is_none_never_agrees() -> None:
+def test_replay_rejects_nan_or_infinite_difference() -> None:
     first, second = torch.tensor([1.0, torch.nan, torch.inf]), torch.tensor([1.0, torch.nan, torch.inf])
     assert replay._compute_squared_distance(first, second) == 0
     assert replay._compute_squared_distance(first, torch.tensor([1.0, 2.0, torch.inf])) != 0
@@ -206,7 +206,7 @@ class Own(FedAvg):
 """
 
 
-def test_a_file_that_changes_while_a_run_reads_it_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_pinned_file_ends_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """The key depends on the file's content, so results with another content are not recorded."""
     monkeypatch.syspath_prepend(".")
     Path("late_reader.py").write_text(READS)
@@ -216,13 +216,13 @@ def test_a_file_that_changes_while_a_run_reads_it_ends_the_run(monkeypatch: pyte
     rounds = run.run_segment(4)
     assert [next(rounds), next(rounds)] == [0, 1]
     Path("prior.json").touch()
-    assert next(rounds) == 2, "it is the same file"
+    assert next(rounds) == 2, "the content has not changed"
     Path("prior.json").write_text('{"factor": 0.2}')
     with pytest.raises(ArtifactError, match=r"prior\.json has changed since this job began"):
         next(rounds)
     assert run.files.list_complete_rounds() == [0, 1, 2]
     with pytest.raises(ArtifactError, match=r"prior\.json has changed since this job began"):
-        run.train(3, run.participants(3))  # as a job of single rounds does, whose block another one aggregates
+        run.train(3, run.participants(3))  # a job of single rounds, whose block another job aggregates
     Path("prior.json").write_text('{"factor": 1.0}')
     (resumed_run,) = studies.open_runs(plan)
     list(resumed_run.run_segment(4))
@@ -230,8 +230,8 @@ def test_a_file_that_changes_while_a_run_reads_it_ends_the_run(monkeypatch: pyte
     sys.modules.pop("late_reader")
 
 
-def test_merged_times_show_the_shared_code_without_the_pack(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pack of a run with a thousand rounds takes long to open. It is read if the times differ or are damaged."""
+def test_shared_code_is_read_from_merged_times_without_pack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pack of a long run is slow to open. It is opened only if the times differ or are damaged."""
     plan = start_study()
     (run,) = studies.open_runs(plan)
     collect.collect_rounds(run.files, ROUNDS, "last")

@@ -1,4 +1,4 @@
-"""A full disk, a read-only folder and damaged files are detected and named. No other file changes."""
+"""A full disk, a read-only folder and damaged files are reported. No other file changes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ print(json.dumps(result | {"bits": studies.hash_results(Path(path))}))
 """
 
 
-def run_mended(path: str, mount: str, mend: str) -> dict:
+def run_on_broken_disk(path: str, mount: str, mend: str) -> dict:
     process = subprocess.run(
         [*PRIVATE, sys.executable, "-c", MENDED, path, mount, mend],
         env=os.environ | {"PYTHONPATH": str(studies.ROOT)},
@@ -74,7 +74,7 @@ def run_mended(path: str, mount: str, mend: str) -> dict:
 
 
 def prepare_run() -> tuple[str, dict[str, str]]:
-    """A new run, and its final bits."""
+    """Prepare a run without rounds. Return its path, and the bits of all its rounds."""
     plan = studies.prepare(studies.settings(("scaffold",), ROUNDS))
     path = str(plan.runs[0].path)
     list(studies.open_runs(plan)[0].run_segment(ROUNDS))
@@ -85,41 +85,41 @@ def prepare_run() -> tuple[str, dict[str, str]]:
 
 @pytest.mark.slow
 @needs_mount
-def test_a_full_disk_is_named_and_once_there_is_room_it_goes_on() -> None:
+def test_run_reports_full_disk_and_resumes() -> None:
     path, expected = prepare_run()
     keep, small = f"cp {path}/run.yaml keep.yaml", f"mount -t tmpfs -o size=200k none {path}"
-    result = run_mended(path, f"{keep} && {small} && cp keep.yaml {path}/run.yaml", f"mount -o remount,size=50m {path}")
+    result = run_on_broken_disk(
+        path, f"{keep} && {small} && cp keep.yaml {path}/run.yaml", f"mount -o remount,size=50m {path}"
+    )
     assert result["message"].startswith(f"{path}/rounds/000")
     assert "can't be written (No space left on device)" in result["message"]
     complete_rounds = [name for name in result["after"] if name.endswith("round.json")]
-    assert 0 < len(complete_rounds) <= ROUNDS, "it should have filled in the middle"
+    assert 0 < len(complete_rounds) <= ROUNDS, "the disk should fill during the run"
     assert not [name for name in result["after"] if name.endswith(".tmp")]
     assert result["has_kept_rounds"]
     assert result["bits"] == expected
 
 
 @needs_mount
-def test_a_read_only_folder_is_named_and_untouched() -> None:
+def test_run_reports_read_only_folder_and_changes_no_file() -> None:
     path, expected = prepare_run()
     read_only = "mount --bind results results && mount -o remount,bind,ro results"
-    result = run_mended(path, read_only, "mount -o remount,bind,rw results")
+    result = run_on_broken_disk(path, read_only, "mount -o remount,bind,rw results")
     assert result["message"].startswith(f"{path}/rounds/0000/server.pt can't be written (Read-only file system)")
     assert result["before"] == result["after"]
     assert result["bits"] == expected
 
 
-def test_no_round_waits_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_syncs_only_pack_to_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     run = studies.open_runs(studies.prepare(studies.settings(("scaffold",), ROUNDS)))[0]
     synced: list[Path] = []
     monkeypatch.setattr(os, "fsync", lambda stream: synced.append(Path(f"/proc/self/fd/{stream}").readlink()))
     list(run.run_segment(ROUNDS))
-    assert synced == [archive.get_pack_path(run.files.rounds_folder).resolve()], (
-        "only what takes the place of deleted files"
-    )
+    assert synced == [archive.get_pack_path(run.files.rounds_folder).resolve()], "only the pack replaces deleted files"
 
 
-def test_a_power_failure_at_any_deletion_costs_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At worst, only the bytes of files after fsync are on the disk."""
+def test_power_failure_at_any_deletion_repeats_at_most_one_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At worst, the disk contains only the bytes of synced files."""
     plan = studies.prepare(studies.settings(("scaffold",), 6, artifacts={"keep_models": "last"}))
     run, folder = studies.open_runs(plan)[0], Path(plan.runs[0].path)
     synced: set[tuple[int, int]] = set()
@@ -174,7 +174,7 @@ def write_pickle(path: Path) -> None:
 
 
 def stat_other_files(*excluded: Path) -> dict[Path, tuple[int, int]]:
-    """All other files, with their inodes and times of modification."""
+    """Return the inodes and modification times of all other files."""
     stats = {path: path.stat() for path in Path("results").rglob("*") if path.is_file() and path not in excluded}
     return {path: (stat.st_ino, stat.st_mtime_ns) for path, stat in stats.items()}
 
@@ -191,7 +191,7 @@ def stat_other_files(*excluded: Path) -> dict[Path, tuple[int, int]]:
         ("metrics", flip_bit),
     ],
 )
-def test_a_damaged_file_is_named_or_made_again_and_nothing_else_is_touched(
+def test_damaged_file_is_reported_or_recomputed_without_other_changes(
     name: str, damage: Callable[[Path], None]
 ) -> None:
     plan = studies.prepare(studies.settings(("scaffold",), ROUNDS))
@@ -210,12 +210,12 @@ def test_a_damaged_file_is_named_or_made_again_and_nothing_else_is_touched(
     expected, rounds = path.read_bytes(), set(last_round.path.iterdir()) | set((run.files.path / "segments").iterdir())
     packed = {member for member in run.files.rounds_folder.glob("*/*") if archive.is_packable(member)}
     damage(path)
-    if name in shared:  # another rule made it, for other runs as well
+    if name in shared:  # another rule writes it, and other runs use it
         stats_before = stat_other_files()
         with pytest.raises(ArtifactError, match=rf"^{path} is damaged"):
             studies.open_runs(plan)
         assert stat_other_files() == stats_before
-    else:  # the segment's own: only its round is done again
+    else:  # the segment writes it, so only its round is recomputed
         stats_before = stat_other_files(*rounds, *packed)
         assert list(studies.open_runs(plan)[0].run_segment(ROUNDS)) == [ROUNDS - 1, ROUNDS]
         assert stat_other_files(*rounds, archive.get_pack_path(run.files.rounds_folder)) == stats_before
@@ -237,10 +237,10 @@ def write_legacy_file(value: Any, path: Path) -> None:
 @pytest.mark.parametrize(
     "value", [{"model": Harmful()}, Harmful(), [torch.zeros(1)], torch.zeros(1), {"model": "a"}, {1: torch.zeros(1)}]
 )
-def test_what_is_no_tensor_is_refused_even_if_its_hash_is_vouched_for(
+def test_files_without_valid_tensors_are_rejected_despite_matching_sha256(
     name: str, write: Callable[[Any, Path], None], value: Any, trained_copy: Path
 ) -> None:
-    """In each place of a run whose files come from elsewhere: nothing of it is executed."""
+    """Code in files from elsewhere is not executed."""
     (settings,) = trained_copy.glob("results/runs/*/*/run.yaml")
     files = RunFiles(settings.parent)
     last_round, (data,) = files.get_round_files(2), trained_copy.glob("results/data/*.pt")

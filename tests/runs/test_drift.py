@@ -1,4 +1,4 @@
-"""Concept drift: before it nothing differs, and after it a run is one on the new samples."""
+"""Concept drift keeps earlier rounds. Later rounds equal those of a run on the new samples."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def read_rows(run: Run) -> list[dict[str, Any]]:
 
 
 def get_bits(run: Run, numbers: Sequence[int]) -> dict[str, str]:
-    """SHA-256 of all tensors and tables of some rounds."""
+    """Return the SHA-256 of all tensors and tables of some rounds."""
     return {
         name: sha256
         for name, sha256 in studies.hash_results(run.files.path).items()
@@ -80,7 +80,7 @@ def get_bits(run: Run, numbers: Sequence[int]) -> dict[str, str]:
 
 
 def transform(x: Tensor, y: Tensor, drift: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """The new concept of samples, written sample by sample."""
+    """Apply the new concept to samples, one label or pixel at a time."""
     if "label_map" in drift:
         return x, torch.tensor([LABEL_MAP.get(int(label), int(label)) for label in y])
     turned = torch.empty_like(x)
@@ -91,7 +91,7 @@ def transform(x: Tensor, y: Tensor, drift: dict[str, Any]) -> tuple[Tensor, Tens
 
 
 def load_new_concept(settings: RunSettings, drift: dict[str, Any]) -> FederatedData:
-    """The clients of a study whose data set has the new concept for some clients."""
+    """Load the clients of a study, with samples of the new concept for the drifting clients."""
     clients = load_federated_data(settings, torch.float32, torch.device("cpu"))
     parts, inputs, labels = [clients.train, clients.test, clients.validation], [clients.x], [clients.y]
     for client in DRIFTING:
@@ -114,7 +114,7 @@ def load_new_concept(settings: RunSettings, drift: dict[str, Any]) -> FederatedD
 
 
 def check_against_new_data(label: str, drift: dict[str, Any], stack: int, **federation: Any) -> None:
-    """Compare a drift with a study without one, which continues on a data set of the new concept."""
+    """Compare a run with a drift to a run without one, which continues on a data set of the new concept."""
     run = open_run(drift, label, stack, **federation)
     list(run.run_segment(ROUNDS))
     plain = open_run(None, label, stack, **federation)
@@ -137,23 +137,23 @@ def check_against_new_data(label: str, drift: dict[str, Any], stack: int, **fede
 
 
 @pytest.mark.parametrize("label", ALGORITHMS)
-def test_after_the_drift_a_run_is_one_on_the_new_samples(label: str) -> None:
+def test_drifted_run_equals_run_on_new_samples_bit_for_bit(label: str) -> None:
     check_against_new_data(label, LABELS, stack=1, held_out=HELD_OUT)
 
 
 @pytest.mark.parametrize(("stack", "drift"), [(1, ROTATION), (4, ROTATION), (4, LABELS)], ids=str)
 @pytest.mark.parametrize("held_out", [0, HELD_OUT])
-def test_a_stack_and_rotated_images_agree_too(stack: int, drift: dict[str, Any], held_out: Any) -> None:
+def test_drifted_stack_and_rotation_equal_run_on_new_samples(stack: int, drift: dict[str, Any], held_out: Any) -> None:
     check_against_new_data("fedala", drift, stack, held_out=held_out)
 
 
 @pytest.mark.parametrize("stack", [1, 3])
-def test_blocks_and_resumed_runs_have_the_same_bits(stack: int) -> None:
+def test_drifted_single_rounds_with_blocks_have_equal_bits(stack: int) -> None:
     run = open_run(LABELS, "fedala", stack)
     list(run.run_segment(ROUNDS))
     expected = get_bits(run, range(ROUNDS + 1))
     studies.delete_rounds(run.files.path)
-    for number in range(ROUNDS + 1):  # a process for each step
+    for number in range(ROUNDS + 1):  # a new Run for each step
         if number == 0:
             list(open_run(LABELS, "fedala", stack).run_segment(0))
             continue
@@ -169,7 +169,7 @@ def test_blocks_and_resumed_runs_have_the_same_bits(stack: int) -> None:
         assert not comparison.differing_files
 
 
-def test_other_rounds_and_fractions_of_a_run_have_their_own_samples() -> None:
+def test_drift_changes_only_samples_of_drifting_clients() -> None:
     """A drift in round 1 changes all rounds, and only the drifting clients have other samples."""
     clients = open_run({"round": 1, "clients": 0.5}).clients
     drifting = [client for client in range(CLIENTS) if clients.has_drifted(client, 0, 1)]
@@ -193,7 +193,7 @@ def test_other_rounds_and_fractions_of_a_run_have_their_own_samples() -> None:
 
 
 def train_plain_loop(results: fedpipe.Results) -> dict[str, Tensor]:
-    """FedAvg in plain PyTorch on the batches of a study, with the classes of its samples."""
+    """Train FedAvg in plain PyTorch on the batches of a study."""
     x, y = results.samples("fedavg")
     model = dict(results.model("fedavg", round=0).named_parameters())
     for number in range(1, ROUNDS + 1):
@@ -213,7 +213,7 @@ def train_plain_loop(results: fedpipe.Results) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("drift", [LABELS, ROTATION], ids=lambda drift: drift.get("kind", "labels"))
-def test_batches_and_samples_of_the_results_are_those_of_the_run(drift: dict[str, Any]) -> None:
+def test_batches_and_samples_of_results_match_drifted_run(drift: dict[str, Any]) -> None:
     (run,) = studies.open_runs(prepare("fedavg", drift, dtype="float64"), stack=1)
     list(run.run_segment(ROUNDS))
     results = fedpipe.load()
@@ -246,7 +246,7 @@ def test_batches_and_samples_of_the_results_are_those_of_the_run(drift: dict[str
     assert scores[ROUNDS, -1, "global-on-global"] == int((model(inputs).argmax(-1) == labels).sum())
 
 
-def test_samples_of_new_clients_drift_too() -> None:
+def test_samples_of_new_clients_drift() -> None:
     run = open_run(LABELS, held_out=HELD_OUT)
     list(run.run_segment(ROUNDS))
     results = fedpipe.load()
@@ -263,7 +263,7 @@ def test_samples_of_new_clients_drift_too() -> None:
         assert correct[number] == int((model(x).argmax(-1) == labels).sum())
 
 
-def test_diagnostics_have_the_samples_of_their_round() -> None:
+def test_diagnostics_use_samples_of_their_round() -> None:
     run = open_run(LABELS)
     list(run.run_segment(ROUNDS))
     counts = {number: run.clients.select_round_samples(number).class_counts for number in (1, 2)}
@@ -294,7 +294,7 @@ def test_diagnostics_have_the_samples_of_their_round() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Failing(FedAvg):
-    """FedAvg, in which the updates of larger clients fail from the drift on, and those of the largest in all rounds."""
+    """FedAvg in which updates of the largest clients always fail, and those of larger clients since the drift."""
 
     @override
     def start(self, state: State, download: State, info: ClientInfo) -> State:
@@ -307,7 +307,7 @@ class Failing(FedAvg):
 
 
 @pytest.mark.parametrize("stack", [1, 3])
-def test_a_client_whose_updates_fail_since_the_drift_has_no_kept_result_on_its_samples(stack: int) -> None:
+def test_client_with_failed_updates_since_drift_has_no_kept_on_local_score(stack: int) -> None:
     params = studies.settings(
         ("failing",),
         ROUNDS,

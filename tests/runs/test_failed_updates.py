@@ -1,4 +1,4 @@
-"""Updates that are not finite are left out of the round, recorded and reported. The run continues."""
+"""Updates that are not finite are excluded from the aggregation, recorded and reported. The run continues."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROUNDS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Faulty(Scaffold):
-    """SCAFFOLD whose larger clients send NaN from a round on."""
+    """SCAFFOLD whose larger clients upload NaN from round ``begins`` on."""
 
     size: int = 100
     begins: int = 2
@@ -49,7 +49,7 @@ def run_studies(**faults: int) -> tuple[dict, Run]:
     return plan, studies.open_runs(plan)[0]
 
 
-def test_a_failed_update_is_left_out_of_its_round() -> None:
+def test_aggregation_ignores_failed_updates() -> None:
     _, run = run_studies(size=150)
     sizes, previous_participants = run.clients.sizes, run.participants(1)
     ids = run.participants(2)
@@ -84,11 +84,11 @@ def test_a_failed_update_is_left_out_of_its_round() -> None:
         files.read_parquet(path)
         for path in (run.files.get_round_files(2).trained_accuracies, run.files.get_round_files(2).kept_accuracies)
     )
-    assert trained["client"].to_pylist() == ids, "a method is not better for what failed"
+    assert trained["client"].to_pylist() == ids, "trained accuracies should include failed updates"
     assert state["client"].to_pylist() == finite_clients
 
 
-def test_a_round_in_which_all_fail_changes_nothing_and_the_study_goes_on() -> None:
+def test_round_with_only_failed_updates_keeps_server_state() -> None:
     plan, run = run_studies(size=1)
     assert files.compute_file_sha256(run.files.get_round_files(2).server_state) == files.compute_file_sha256(
         run.files.get_round_files(1).server_state
@@ -98,7 +98,7 @@ def test_a_round_in_which_all_fail_changes_nothing_and_the_study_goes_on() -> No
     divergence_by_cell = StudyData(plan).divergence_by_cell
     assert divergence_by_cell["algorithm"].tolist() == ["faulty", "fedavg"]
     assert divergence_by_cell["left_out"].tolist() == [10, 0]
-    assert divergence_by_cell["diverged"].tolist() == [2, 0]  # the round in which nobody was left
+    assert divergence_by_cell["diverged"].tolist() == [2, 0]  # the first round without finite updates
     table = StudyData(plan).score_table
     text = tables.render_markdown_table(StudyData(plan))
     assert "faulty: 10 updates were not finite and were omitted. 1 of 1 run diverged, first in round 2" in text
@@ -106,7 +106,7 @@ def test_a_round_in_which_all_fail_changes_nothing_and_the_study_goes_on() -> No
     assert table[table["algorithm"] == "faulty"]["mean"].notna().all()
 
 
-def test_single_rounds_leave_out_the_same(tmp_path) -> None:
+def test_single_rounds_ignore_same_failed_updates(tmp_path) -> None:
     plan, run = run_studies(size=150)
     expected = files.compute_file_sha256(run.files.get_round_files(2).server_state)
     reopened_run = studies.open_runs(plan)[0]
@@ -115,7 +115,7 @@ def test_single_rounds_leave_out_the_same(tmp_path) -> None:
     assert files.compute_file_sha256(run.files.get_round_files(2).server_state) == expected
 
 
-def test_of_a_training_that_diverged_all_participants_are_measured_and_it_is_not_the_best() -> None:
+def test_diverged_run_evaluates_all_participants_and_is_not_best() -> None:
     params = studies.settings(evaluation={"protocols": ["trained-on-local"]})
     params["study"]["grid"] = {"federation.learning_rate": [0.1, 1e12]}
     params["report"] = {"best_over": ["federation.learning_rate"]}

@@ -11,7 +11,7 @@ from tests import small_studies as studies
 
 
 @pytest.mark.slow
-def test_twenty_kills_end_in_the_same_bits() -> None:
+def test_twenty_killed_runs_have_equal_bits() -> None:
     command = [sys.executable, str(studies.ROOT / "benchmarks/faults.py"), "--kills", "20", "--seed", "1"]
     process = subprocess.run(command, cwd=studies.ROOT, capture_output=True, text=True)
     assert process.returncode == 0, process.stdout + process.stderr

@@ -1,4 +1,4 @@
-"""After SIGTERM a segment ends with its round, and resumes from there. A bar or lines show its progress."""
+"""After SIGTERM a segment ends with its round and can be resumed. A bar or lines show its progress."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.runs.test_resume import list_temporary_files, make_segment_command, r
 ROUNDS = 4
 
 
-def test_sigterm_ends_a_segment_after_its_round_and_leaves_nothing_half() -> None:
+def test_sigterm_ends_segment_after_its_round() -> None:
     plan = studies.prepare(studies.settings(("fedala",), ROUNDS, federation={"local_epochs": 3}))
     path = str(plan.runs[0].path)
     list(studies.open_runs(plan)[0].run_segment(ROUNDS))
@@ -46,7 +46,7 @@ def test_sigterm_ends_a_segment_after_its_round_and_leaves_nothing_half() -> Non
     assert studies.hash_results(Path(path)) == expected
 
 
-def test_sigterm_in_the_last_round_ends_like_any_other() -> None:
+def test_sigterm_in_last_round_completes_segment() -> None:
     """No round is left, so the manifest is written."""
     plan = studies.prepare(studies.settings(rounds=1))
     path = str(plan.runs[0].path)
@@ -61,7 +61,7 @@ def test_sigterm_in_the_last_round_ends_like_any_other() -> None:
     assert Path(path, "segments/0001.json").exists()
 
 
-def test_a_block_that_sigterm_kills_leaves_nothing() -> None:
+def test_block_killed_by_sigterm_leaves_no_file() -> None:
     plan = studies.prepare(studies.settings(execution={"rounds_per_job": 1, "clients_per_job": 5}))
     run = studies.open_runs(plan)[0]
     run.write_initial_round()
@@ -80,7 +80,7 @@ def test_a_block_that_sigterm_kills_leaves_nothing() -> None:
     assert sorted(run.files.path.rglob("*")) == initial
 
 
-def test_sigterm_is_deferred_and_then_as_it_was() -> None:
+def test_defer_sigterm_restores_handler() -> None:
     initial = signal.getsignal(signal.SIGTERM)
     with interrupts.defer_sigterm(lambda: "stopped") as asked_to_stop:
         assert not asked_to_stop()
@@ -93,12 +93,12 @@ def iterate_rounds() -> Iterator[int]:
     yield from (2, 3, 4)
 
 
-def test_a_log_has_a_line_a_round(capsys: pytest.CaptureFixture[str]) -> None:
+def test_round_progress_prints_one_line_per_round(capsys: pytest.CaptureFixture[str]) -> None:
     assert list(progress.show_round_progress(Path("run"), 4, iterate_rounds(), Console(file=io.StringIO()))) == [3, 4]
     assert capsys.readouterr().out == "run: 2 of 4 rounds are complete\nrun: round 3 of 4\nrun: round 4 of 4\n"
 
 
-def test_a_terminal_has_a_bar(capsys: pytest.CaptureFixture[str]) -> None:
+def test_round_progress_shows_bar_in_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     screen = io.StringIO()
     assert list(
         progress.show_round_progress(Path("run"), 4, iterate_rounds(), Console(file=screen, force_terminal=True))

@@ -1,4 +1,4 @@
-"""The kept protocols: every client's last trained model, which is not stored."""
+"""Kept protocols evaluate the last trained model of each client, which is not stored."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def build_normalized_model(shape: tuple[int, ...], num_classes: int) -> tuple[nn
 
 
 def prepare_study(label: str = "fedavg", protocols: tuple[str, ...] = KEPT, **sections: Any) -> NewPlan:
-    """A study with three of ten clients in a round, so that some are never trained."""
+    """Prepare a study with three of ten clients in a round, so some clients are never trained."""
     sections["federation"] = {"participation": 0.3} | sections.get("federation", {})
     evaluation = {"protocols": list(protocols)} | sections.pop("evaluation", {})
     return studies.prepare(studies.settings((label,), ROUNDS, evaluation=evaluation, **sections))
@@ -45,14 +45,14 @@ def run_study(plan: NewPlan, **execution: Any) -> Run:
 
 
 def read_scores(run: Run, protocol: str) -> dict[tuple[int, int], tuple[int, int, float]]:
-    """Scores of the merged metrics by round and client."""
+    """Read the scores of the merged metrics by round and client."""
     result = layout.read_merged_table(run.files.list_merged_files()[-1].metrics).to_pylist()
     score_rows = [row for row in result if row["protocol"] == protocol]
     return {(row["round"], row["client"]): (row["correct"], row["total"], row["loss"]) for row in score_rows}
 
 
 def count_correct(run: Run, model: Mapping[str, Tensor], indices: Any) -> int:
-    """How many test samples a model of the MLP, or of the one above, gets right, by plain PyTorch."""
+    """Count the correct predictions of a model with plain PyTorch."""
     x, y = run.clients.gather_samples(indices)
     network = run.algorithm.net._build().to(x.dtype)
     state_dict = network.state_dict()
@@ -63,7 +63,7 @@ def count_correct(run: Run, model: Mapping[str, Tensor], indices: Any) -> int:
 
 @pytest.mark.parametrize("label", ["local", "fedproto"])
 @pytest.mark.parametrize("test", ["global", "local"])
-def test_where_a_client_has_its_model_to_itself_it_is_the_personal_one(label: str, test: str) -> None:
+def test_kept_model_equals_personal_model_without_shared_model(label: str, test: str) -> None:
     run = run_study(prepare_study(label, (f"kept-on-{test}", f"personal-on-{test}")))
     scores = read_scores(run, f"kept-on-{test}")
     assert scores.keys() == {(number, client) for number in range(1, ROUNDS + 1) for client in range(10)}
@@ -71,7 +71,7 @@ def test_where_a_client_has_its_model_to_itself_it_is_the_personal_one(label: st
 
 
 @pytest.mark.parametrize("buffers", ["average", "keep", "drop"])
-def test_it_is_the_model_that_was_uploaded_last_or_the_initial_one(buffers: str) -> None:
+def test_kept_model_is_last_uploaded_or_initial_model(buffers: str) -> None:
     model = {"name": "mlp"} if buffers == "drop" else {"name": f"{__name__}.build_normalized_model"}
     params = studies.settings(("fedavg",), ROUNDS, evaluation={"protocols": list(KEPT)})
     params["federation"] |= {"participation": 0.3, "buffers": buffers}
@@ -93,11 +93,11 @@ def test_it_is_the_model_that_was_uploaded_last_or_the_initial_one(buffers: str)
                 len(global_indices),
             )
     trained = {client for number in range(1, ROUNDS + 1) for client in run.participants(number)}
-    assert trained < set(range(10)), "a client must be left that nobody has trained"
-    assert len({values[0] for values in result["kept-on-global"].values()}) > 5, "models must differ"
+    assert trained < set(range(10)), "some client should never be trained"
+    assert len({values[0] for values in result["kept-on-global"].values()}) > 5, "models should differ"
 
 
-def test_segments_single_rounds_threads_and_pruned_models_give_the_same_bits() -> None:
+def test_segments_single_rounds_threads_and_pruning_have_equal_kept_scores() -> None:
     plan = prepare_study("fedper", (*KEPT, "trained-on-global", "personal-on-local"))
     run = run_study(plan, stack=2)
     expected = studies.hash_results(run.files.path)
@@ -148,7 +148,7 @@ def test_segments_single_rounds_threads_and_pruned_models_give_the_same_bits() -
     assert studies.hash_results(run.files.path) == loop_bits, "threads changed bits"
 
 
-def test_nothing_else_changes_and_nothing_more_travels_or_is_stored() -> None:
+def test_kept_protocols_change_only_metrics_and_kept_files() -> None:
     run_with_kept = run_study(prepare_study(protocols=("global-on-global", "trained-on-local", *KEPT)))
     run_without_kept = run_study(prepare_study(protocols=("global-on-global", "trained-on-local")))
     bits_with_kept, bits_without_kept = (
@@ -164,19 +164,19 @@ def test_nothing_else_changes_and_nothing_more_travels_or_is_stored() -> None:
     for protocol in ("global-on-global", "trained-on-local"):
         assert read_scores(run_with_kept, protocol) == read_scores(run_without_kept, protocol)
     trained, scores = read_scores(run_with_kept, "trained-on-local"), read_scores(run_with_kept, "kept-on-local")
-    assert trained.items() <= scores.items(), "a participant's model is measured alike"
+    assert trained.items() <= scores.items(), "trained and kept scores of participants are equal"
 
 
-def test_rounds_that_are_not_measured_count() -> None:
+def test_kept_model_may_come_from_round_without_evaluation() -> None:
     """A client may have been trained last in a round that `evaluation.every` skips."""
     all_scores = read_scores(run_study(prepare_study()), "kept-on-global")
     run = run_study(prepare_study(evaluation={"every": 2}))
     result = read_scores(run, "kept-on-global")
     assert result == {key: values for key, values in all_scores.items() if key[0] % 2 == 0}
-    assert set(run.participants(1)) - set(run.participants(2)), "somebody must be trained in round 1 alone"
+    assert set(run.participants(1)) - set(run.participants(2)), "some client should be trained only in round 1"
 
 
-def test_a_failed_update_leaves_the_client_with_what_it_had() -> None:
+def test_failed_update_keeps_earlier_kept_model() -> None:
     params = studies.settings(rounds=ROUNDS, evaluation={"protocols": list(KEPT)})
     faulty = {"algorithm": "tests.runs.test_failed_updates.Faulty", "size": 100, "begins": 2}
     params |= {"algorithms": {"faulty": faulty}, "study": {"algorithms": ["faulty"]}}
@@ -185,12 +185,14 @@ def test_a_failed_update_leaves_the_client_with_what_it_had() -> None:
     assert failed_clients
     scores = read_scores(run, "kept-on-global")
     assert all(scores[2, client] == scores[1, client] for client in failed_clients)
-    assert any(client not in run.participants(1) for client in failed_clients), "one that was never trained"
+    assert any(client not in run.participants(1) for client in failed_clients), (
+        "some failed client should not have been trained earlier"
+    )
     other_clients = set(run.participants(2)) - set(failed_clients)
     assert all(scores[2, client] != scores[1, client] for client in other_clients)
 
 
-def test_a_damaged_record_is_made_again() -> None:
+def test_damaged_kept_accuracies_are_recomputed() -> None:
     plan = prepare_study()
     run = studies.open_runs(plan)[0]
     list(run.run_segment(2))

@@ -1,4 +1,4 @@
-"""Clients that never participate: nothing of them reaches the others, and they receive what the method defines."""
+"""New clients never participate. They do not change other clients, and the method defines what they receive."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Rows = list[dict[str, Any]]
 
 def prepare(*labels: str, **federation: Any) -> NewPlan:
     sections = {
-        "partition": {"alpha": 10.0},  # with a small alpha, no model of FedFomo's others helps a new client
+        "partition": {"alpha": 10.0},  # with a small alpha, no other client's model helps a new client of FedFomo
         "federation": {"clients": CLIENTS, "participation": 0.75} | federation,
         "evaluation": {"protocols": ["global-on-global", *PROTOCOLS, "prototype-on-local"]},
     }
@@ -52,7 +52,7 @@ def run_all(run: Run) -> Rows:
 
 
 def load_clients(run: Run, ids: range = range(CLIENTS), larger: tuple[int, ...] = ()) -> FederatedData:
-    """The samples of some clients. Those of ``larger`` also have all samples of the others, with other labels."""
+    """Load the samples of some clients. Clients in ``larger`` have the training samples of all, with other labels."""
     clients = load_federated_data(run.settings, torch.float32, torch.device("cpu"))
     x, y = torch.cat([clients.x, clients.x]), torch.cat([clients.y, 9 - clients.y])
     everything = np.concatenate(clients.train) + len(clients.y)
@@ -81,7 +81,7 @@ def iterate_tensors(state: State) -> Iterator[torch.Tensor]:
 
 
 def assert_same_states(one: Run, other: Run) -> None:
-    """Require the same bits of the server's states and of what clients keep."""
+    """Require equal bits of the states of the server and the clients."""
     for number in range(ROUNDS + 1):
         states = [
             [run.load_server_state(number), *(run.load_kept_state(client, number) for client in one.clients.ids)]
@@ -93,8 +93,8 @@ def assert_same_states(one: Run, other: Run) -> None:
 
 
 @pytest.mark.parametrize("label", ALGORITHMS)
-def test_samples_of_new_clients_reach_nobody_else(label: str) -> None:
-    """Clients 4 and 5 are new. The others have the same bits without them, and if the new ones have other samples."""
+def test_samples_of_new_clients_do_not_change_other_clients(label: str) -> None:
+    """The other clients have equal bits without new clients 4 and 5, and if these two have other samples."""
     (run,) = studies.open_runs(prepare(label, held_out=[4, 5]), stack=1)
     rows = run_all(run)
     assert run.algorithm.federation.clients == 4
@@ -113,8 +113,8 @@ def test_samples_of_new_clients_reach_nobody_else(label: str) -> None:
 
 
 @pytest.mark.parametrize("label", ["fedavg", "cwfedavg"])
-def test_new_clients_may_have_any_number(label: str) -> None:
-    """The samples of clients 1 and 4, which are new, reach nobody else."""
+def test_new_clients_may_have_arbitrary_ids(label: str) -> None:
+    """The samples of new clients 1 and 4 do not change other clients."""
     (run,) = studies.open_runs(prepare(label, held_out=[1, 4]), stack=1)
     rows = run_all(run)
     other = open_copy(run, load_clients(run, larger=(1, 4)))
@@ -148,7 +148,7 @@ def check_personal_model(run: Run, rows: Rows) -> None:
 
 
 @pytest.mark.parametrize("label", ["fedavg", "cwfedavg"])
-def test_sizes_of_new_clients_do_not_change_a_stack(label: str) -> None:
+def test_sizes_of_new_clients_do_not_change_stack(label: str) -> None:
     (run,) = studies.open_runs(prepare(label, held_out=[1, 4], batch_size="full"), stack=4)
     rows = run_all(run)
     other = open_copy(run, load_clients(run, larger=(1, 4)), stack=4)
@@ -156,7 +156,7 @@ def test_sizes_of_new_clients_do_not_change_a_stack(label: str) -> None:
     assert_same_states(run, other)
 
 
-def test_a_plain_loop_over_the_seen_clients_gives_the_global_model() -> None:
+def test_global_model_matches_plain_loop_over_seen_clients() -> None:
     (run,) = studies.open_runs(prepare("fedavg", held_out=[0, 2]), stack=1)
     run_all(run)
     model = {name: value.clone() for name, value in run.load_server_state(0)["model"].items()}
@@ -186,7 +186,7 @@ def test_a_plain_loop_over_the_seen_clients_gives_the_global_model() -> None:
         torch.testing.assert_close(value, model[name], rtol=0, atol=1e-6)
 
 
-def test_the_servers_rows_are_the_seen_clients() -> None:
+def test_server_state_has_rows_only_for_seen_clients() -> None:
     (run,) = studies.open_runs(prepare("fedamp", held_out=[0, 2]), stack=1)
     run_all(run)
     server = run.load_server_state(1)
@@ -203,7 +203,7 @@ def read_round_bits(run: Run) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("label", ["fedavg", "fedala", "cwfedavg"])
-def test_blocks_and_a_resume_leave_the_same_bits(label: str) -> None:
+def test_blocks_and_resumed_run_with_new_clients_have_equal_bits(label: str) -> None:
     plan = prepare(label, held_out=0.34)
     (run,) = studies.open_runs(plan, stack=1)
     run_all(run)
@@ -226,7 +226,7 @@ def test_blocks_and_a_resume_leave_the_same_bits(label: str) -> None:
     assert read_round_bits(run) == expected
 
 
-def test_a_stack_measures_new_clients_as_the_loop_does() -> None:
+def test_stack_and_loop_have_close_scores_of_new_clients() -> None:
     plan = prepare("fedavg", "fedfomo", held_out=[0, 2])
     for run in studies.open_runs(plan, stack=1):
         rows = run_all(run)
@@ -243,7 +243,7 @@ def test_a_stack_measures_new_clients_as_the_loop_does() -> None:
 
 
 def make_download(label: str) -> tuple[Run, State, State]:
-    """A run after its rounds, the server's state, and the download of a new client."""
+    """Return a finished run, its server state, and the download of a new client."""
     (run,) = studies.open_runs(prepare(label, held_out=[0, 2]), stack=1)
     run_all(run)
     server = run.load_server_state(ROUNDS)
@@ -258,18 +258,18 @@ def make_download(label: str) -> tuple[Run, State, State]:
     return run, server, common | first
 
 
-def test_cwfedavg_sends_the_mean_of_the_class_models() -> None:
+def test_cwfedavg_sends_new_clients_mean_of_class_models() -> None:
     _, server, download = make_download("cwfedavg")
     for name, value in server["classes"].items():
         torch.testing.assert_close(download["upper"][name], value.mean(0))
 
 
-def test_cfl_sends_the_model_of_the_first_cluster() -> None:
+def test_cfl_sends_new_clients_model_of_first_cluster() -> None:
     _, server, download = make_download("cfl")
     assert all(torch.equal(download["model"][name], value[0]) for name, value in server["models"].items())
 
 
-def test_fedfomo_sends_the_uploaded_models_of_the_lowest_clients() -> None:
+def test_fedfomo_sends_new_clients_uploaded_models() -> None:
     _, server, download = make_download("fedfomo")
     uploaded = torch.nonzero(server["seen"]).flatten()
     assert download["found"] == len(uploaded) >= 3
@@ -277,14 +277,14 @@ def test_fedfomo_sends_the_uploaded_models_of_the_lowest_clients() -> None:
         assert torch.equal(download["others"][name][: len(uploaded)], value[uploaded])
 
 
-def test_fedpac_sends_the_initial_head() -> None:
+def test_fedpac_sends_new_clients_initial_head() -> None:
     run, server, download = make_download("fedpac")
     initial = run.make_initial_model(0)
     assert all(torch.equal(value, initial[name]) for name, value in download["head"].items())
     assert all(torch.equal(value, server["body"][name]) for name, value in download["body"].items())
 
 
-def test_a_larger_server_has_the_new_rows_of_the_initial_one() -> None:
+def test_add_new_client_appends_rows_of_initial_state() -> None:
     server = {"mixing": torch.full((2, 2), 5.0), "models": Tensors(w=torch.zeros(2, 3)), "step": torch.tensor(7.0)}
     larger = {"mixing": torch.eye(3), "models": Tensors(w=torch.ones(3, 3)), "step": torch.tensor(0.0)}
     grown = add_new_client(server, larger)

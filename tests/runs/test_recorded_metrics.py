@@ -1,4 +1,4 @@
-"""Metrics that a study switches on: in the runs' files, in the keys, and in any split of the work."""
+"""Optional metrics of a study in files, keys, tables and single rounds."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def read_rows(run: Run) -> list[dict[str, Any]]:
     return layout.read_merged_table(run.files.list_merged_files()[-1].metrics).to_pylist()
 
 
-def test_metrics_are_recorded_only_if_the_study_lists_them() -> None:
+def test_run_records_only_listed_metrics() -> None:
     plain, measured = run_study(prepare_study()), run_study(prepare_study("accuracy", "auc", "ece", "nll"))
     plain_rows, rows = read_rows(plain), read_rows(measured)
     recorded = {"auc", "bin_samples", "bin_hits", "bin_confidences"}
@@ -58,7 +58,7 @@ def test_metrics_are_recorded_only_if_the_study_lists_them() -> None:
         assert all(torch.equal(one, states[1]["model"][name]) for name, one in states[0]["model"].items())
 
 
-def test_the_global_models_numbers_are_scikit_learns() -> None:
+def test_metrics_of_global_model_match_scikit_learn() -> None:
     run = run_study(prepare_study("nll", "auc", "ece"))
     (row,) = [row for row in read_rows(run) if row["round"] == ROUNDS and row["client"] == -1]
     x, y = run.clients.gather_samples(run.clients.global_test)
@@ -77,7 +77,7 @@ def test_the_global_models_numbers_are_scikit_learns() -> None:
     assert error == pytest.approx(expected, rel=1e-6)
 
 
-def test_only_recorded_metrics_are_in_the_key() -> None:
+def test_key_depends_only_on_recorded_metrics() -> None:
     keys = {
         metrics: prepare_study(*metrics).runs[0].key
         for metrics in [
@@ -103,7 +103,7 @@ def test_only_recorded_metrics_are_in_the_key() -> None:
     ]
 
 
-def test_single_rounds_in_blocks_leave_the_same_bits() -> None:
+def test_single_rounds_with_metrics_have_equal_bits() -> None:
     plan = prepare_study("accuracy", "auc", "ece")
     run = run_study(plan)
     expected = studies.hash_results(run.files.path)
@@ -124,7 +124,7 @@ def test_single_rounds_in_blocks_leave_the_same_bits() -> None:
     assert studies.hash_results(run.files.path) == expected
 
 
-def test_tables_of_a_study_have_the_runs_numbers() -> None:
+def test_study_table_matches_recorded_metrics() -> None:
     plan = prepare_study("accuracy", "auc", "ece", "nll", protocols=("personal-on-local",))
     rows = [row for row in read_rows(run_study(plan)) if row["round"] == ROUNDS and row["total"]]
     table = StudyData(plan).score_table.query("average == 'sample' and round == 'last'").set_index("metric")["mean"]

@@ -1,4 +1,4 @@
-"""After a kill at any point, the same command gives the same bits and repeats at most one round."""
+"""After a kill at any point, the same command repeats at most one round and gives equal bits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests import small_studies as studies
 
 ROUNDS = 4
 
-#: Runs a segment and dies of SIGKILL in its n-th write, after half of the temporary file's bytes are on disk.
+#: Runs a segment. SIGKILL ends it in its n-th write, after half of the temporary file's bytes are on disk.
 DYING = """
 import os, signal, sys
 from fedpipe.cli import app
@@ -60,7 +60,7 @@ def rerun_segment(path: str, stop: int = ROUNDS) -> tuple[int, list[int]]:
 
 
 def resume_segment(plan: NewPlan, stop: int = ROUNDS) -> tuple[int, list[int]]:
-    """The same in this process."""
+    """Run a segment in this process. Return the number of complete rounds, and the new rounds."""
     complete_count, *rounds = studies.open_runs(plan)[0].run_segment(stop)
     return complete_count, rounds
 
@@ -73,7 +73,7 @@ def list_temporary_files(folder: Path) -> list[Path]:
 @pytest.mark.parametrize(
     "write_number", [pytest.param(3, marks=pytest.mark.slow), 11, pytest.param(16, marks=pytest.mark.slow), 22]
 )
-def test_killed_in_the_middle_of_a_write(write_number: int) -> None:
+def test_run_resumes_after_kill_during_write(write_number: int) -> None:
     plan = studies.prepare(studies.settings(("scaffold",), ROUNDS))
     path = str(plan.runs[0].path)
     list(studies.open_runs(plan)[0].run_segment(ROUNDS))
@@ -84,17 +84,17 @@ def test_killed_in_the_middle_of_a_write(write_number: int) -> None:
         [sys.executable, "-c", DYING, str(write_number), *make_segment_command(path)], capture_output=True
     )
     assert killed_process.returncode == -signal.SIGKILL
-    assert list_temporary_files(Path(path)), "it should have died while a file was half written"
+    assert list_temporary_files(Path(path)), "the kill should interrupt a write"
     complete_folders = [folder for folder in sorted(Path(path, "rounds").iterdir()) if (folder / "round.json").exists()]
     complete_count, rounds = resume_segment(plan)
     assert complete_count == max(len(complete_folders) - 1, 0)
     assert rounds == list(range(complete_count + 1, ROUNDS + 1))
     assert studies.hash_results(Path(path)) == expected
-    assert not list_temporary_files(Path(path)), "half-written files should be gone"
+    assert not list_temporary_files(Path(path)), "temporary files should be deleted"
 
 
 class FinishedRun(NamedTuple):
-    """The folder of a study with one run, whose rounds were deleted, and the bits that they had."""
+    """The folder of a study with one run, whose rounds are deleted, and their expected bits."""
 
     folder: Path
     path: str
@@ -103,7 +103,7 @@ class FinishedRun(NamedTuple):
 
 @pytest.fixture(scope="module")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
-    """FedALA, whose rounds take so long that a kill interrupts one."""
+    """FedALA's rounds take long enough for a kill to interrupt one."""
     folder = tmp_path_factory.mktemp("finished")
     with contextlib.chdir(folder):
         plan = studies.prepare(studies.settings(("fedala",), ROUNDS, federation={"local_epochs": 3}))
@@ -116,8 +116,8 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", range(8))
-def test_killed_at_any_moment(moment: int, finished_run: FinishedRun) -> None:
-    """The moment is a line of output plus a fraction of a round, different in each case."""
+def test_run_resumes_after_kill_at_any_moment(moment: int, finished_run: FinishedRun) -> None:
+    """The moment is a line of output plus a fraction of a round."""
     shutil.copytree(finished_run.folder, Path(), dirs_exist_ok=True)
     path = finished_run.path
     worker = subprocess.Popen(
@@ -141,7 +141,7 @@ def test_killed_at_any_moment(moment: int, finished_run: FinishedRun) -> None:
     assert studies.hash_results(Path(path)) == finished_run.expected
 
 
-def test_more_rounds_continue_a_shorter_run() -> None:
+def test_longer_plan_continues_shorter_run() -> None:
     plan = studies.prepare(studies.settings(rounds=2))
     path = str(plan.runs[0].path)
     assert resume_segment(plan, 2) == (0, [1, 2])
@@ -164,13 +164,13 @@ def test_more_rounds_continue_a_shorter_run() -> None:
         ("rounds.zip", "delete", [1, 2, 3, 4]),
     ],
 )
-def test_damaged_files_are_found_and_made_again(name: str, damage: str, rounds: list[int]) -> None:
+def test_resumed_run_recomputes_damaged_files(name: str, damage: str, rounds: list[int]) -> None:
     plan = studies.prepare(studies.settings(("scaffold",), ROUNDS))
     path = str(plan.runs[0].path)
     list(studies.open_runs(plan)[0].run_segment(ROUNDS))
     expected = studies.hash_results(Path(path))
     file = Path(path, name)
-    if not file.exists():  # as before the segment's end
+    if not file.exists():  # the segment has packed its rounds
         packing.unpack_folder(Path(path, "rounds"))
     data = bytearray(file.read_bytes())
     match damage:
@@ -181,7 +181,7 @@ def test_damaged_files_are_found_and_made_again(name: str, damage: str, rounds: 
             file.write_bytes(data)
         case "delete":
             file.unlink()
-    if name == "rounds/0002/server.pt":  # an early state is not needed to go on, so it is not made again by itself
+    if name == "rounds/0002/server.pt":  # an early state is not needed to resume, so it is not recomputed
         with pytest.raises(ArtifactError, match=r"0002/server\.pt is damaged"):
             studies.open_runs(plan)[0].load_server_state(2)
         return
@@ -190,7 +190,7 @@ def test_damaged_files_are_found_and_made_again(name: str, damage: str, rounds: 
     assert not list(Path(path, "rounds").rglob("*.json"))
 
 
-def test_a_damaged_member_of_the_pack_costs_its_round_alone() -> None:
+def test_resumed_run_recomputes_damaged_member_of_pack() -> None:
     plan = studies.prepare(studies.settings(("scaffold",), ROUNDS))
     path = plan.runs[0].path
     list(studies.open_runs(plan)[0].run_segment(ROUNDS))
@@ -204,7 +204,7 @@ def test_a_damaged_member_of_the_pack_costs_its_round_alone() -> None:
     assert studies.hash_results(path) == expected
 
 
-def test_collect_says_what_to_delete_where_a_round_is_damaged() -> None:
+def test_collect_error_shows_how_to_repair_damaged_round() -> None:
     plan = studies.prepare(studies.settings(("scaffold",), ROUNDS))
     path = str(plan.runs[0].path)
     (run,) = studies.open_runs(plan)
@@ -222,14 +222,14 @@ def test_collect_says_what_to_delete_where_a_round_is_damaged() -> None:
 
 
 @pytest.mark.slow
-def test_killed_while_it_packs() -> None:
-    """In the pack's write, and after it, when some files are there twice and some are gone already."""
+def test_run_resumes_after_kill_during_packing() -> None:
+    """The kill interrupts the write of the pack, or the deletion of files that are in the pack."""
     plan = studies.prepare(studies.settings(("scaffold",), ROUNDS))
     path = plan.runs[0].path
     (run,) = studies.open_runs(plan)
     list(run.run_segment(ROUNDS))
     expected = studies.hash_results(path)
-    writes = 4 + ROUNDS * 9  # of round 0, and of the others
+    writes = 4 + ROUNDS * 9  # writes of round 0 and of the other rounds
     studies.delete_rounds(path)
     killed_process = subprocess.run(
         [sys.executable, "-c", DYING, str(writes), *make_segment_command(str(path))], capture_output=True
@@ -247,7 +247,7 @@ def test_killed_while_it_packs() -> None:
     assert studies.hash_results(path) == expected
 
 
-def test_a_pickled_object_is_refused() -> None:
+def test_read_pt_rejects_pickled_object() -> None:
     import torch
 
     class Evil:
@@ -263,7 +263,7 @@ def test_a_pickled_object_is_refused() -> None:
 @pytest.mark.parametrize(
     ("keep", "states"), [("all", {0, 1, 2, 3, 4}), ("last", {0, 3, 4}), (3, {0, 3, 4}), (2, {0, 2, 3, 4})]
 )
-def test_keep_models_prunes_states_and_nothing_else(keep: str | int, states: set[int]) -> None:
+def test_keep_models_prunes_only_states(keep: str | int, states: set[int]) -> None:
     plan = studies.prepare(studies.settings(("scaffold",), ROUNDS, artifacts={"keep_models": keep}))
     run = studies.open_runs(plan)[0]
     list(run.run_segment(ROUNDS))
@@ -277,7 +277,7 @@ def test_keep_models_prunes_states_and_nothing_else(keep: str | int, states: set
     assert resume_segment(longer_plan, ROUNDS + 1) == (ROUNDS, [ROUNDS + 1])
 
 
-def test_a_study_whose_plan_can_not_be_read_may_want_all_states() -> None:
+def test_invalid_plan_of_other_study_prevents_pruning() -> None:
     plan = studies.prepare(studies.settings(("scaffold",), ROUNDS, artifacts={"keep_models": "last"}))
     other_plan = Path("results/studies/other/plan.json")
     other_plan.parent.mkdir(parents=True)

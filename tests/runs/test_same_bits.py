@@ -1,4 +1,4 @@
-"""Same seed, same bits: whatever the number of jobs, threads and rounds per job."""
+"""Runs with the same seed have equal bits for all numbers of jobs, threads and rounds per job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedpipe.engine.torch_env import numerics
 from tests import small_studies as studies
 
 ROUNDS = 3
-#: Every algorithm; those of `make demo` every day.
+#: All algorithms. Those that `make demo` does not run are slow tests.
 ALGORITHMS = studies.mark_others_slow(registry.list_components(component.ALGORITHM), ("fedavg", "scaffold", "cwfedavg"))
 
 
@@ -40,7 +40,7 @@ def run_segment(run: Run) -> None:
 
 
 def run_single_rounds(plan: dict, index: int, size: int) -> None:
-    """As in the DAG of single rounds: a new Run for every job, and blocks in files."""
+    """Run single rounds as the DAG does, with a new Run for each job and blocks in files."""
 
     def open_new_run() -> Run:
         return studies.open_runs(plan)[index]
@@ -60,7 +60,7 @@ def run_single_rounds(plan: dict, index: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("label", ALGORITHMS)
-def test_two_runs_segments_and_single_rounds_leave_the_same_bits(label: str) -> None:
+def test_repeated_runs_segments_and_single_rounds_have_equal_bits(label: str) -> None:
     protocols = {"protocols": ["global-on-global", "personal-on-local", "trained-on-local", "finetuned-on-local"]}
     plan = studies.prepare(studies.settings((label,), ROUNDS, evaluation=protocols))
     run = studies.open_runs(plan)[0]
@@ -84,14 +84,14 @@ def test_two_runs_segments_and_single_rounds_leave_the_same_bits(label: str) -> 
 
 
 @pytest.mark.parametrize("label", ["fedavg", "scaffold", "fedala"])
-def test_a_stack_leaves_the_same_bits_whatever_the_jobs(label: str) -> None:
+def test_stack_has_equal_bits_in_single_rounds_with_blocks(label: str) -> None:
     plan = studies.prepare(studies.settings((label,), 2))
     run = studies.open_runs(plan, stack=4)[0]
     list(run.run_segment(2))
     stacks = [run.checkpoint.read_state_json(number)["stacks"] for number in (1, 2)]
     assert stacks == [schedule.describe_stacks(run.clients.sizes, run.participants(number), 4, 40) for number in (1, 2)]
     assert len(stacks[0]) == 2
-    assert len(stacks[0][0]["widths"]) > 1, "its clients end together, which proves nothing"
+    assert len(stacks[0][0]["widths"]) > 1, "clients of a stack should end after different numbers of steps"
     expected = collect_results(run, 2)
     delete_results(run)
     run = studies.open_runs(plan, stack=4)[0]
@@ -104,8 +104,8 @@ def test_a_stack_leaves_the_same_bits_whatever_the_jobs(label: str) -> None:
     assert collect_results(run, 2) == expected
 
 
-def test_a_client_in_a_stack_has_its_row_whoever_else_the_job_trains() -> None:
-    """Batched products round otherwise in another row."""
+def test_client_keeps_its_row_of_stack_in_block_of_one_client() -> None:
+    """Batched products round differently in another row."""
     sections = {"model": {"name": "mlp", "hidden": [10, 8]}, "federation": {"batch_size": 7, "participation": 1.0}}
     plan = studies.prepare(studies.settings(rounds=2, **sections))
     run = studies.open_runs(plan, stack=3)[0]
@@ -120,7 +120,7 @@ def test_a_client_in_a_stack_has_its_row_whoever_else_the_job_trains() -> None:
     assert collect_results(run, 2) == expected
 
 
-def test_one_participant_and_kernels_of_one_channel_leave_the_same_bytes_in_blocks() -> None:
+def test_cnn_with_one_participant_has_equal_bits_in_blocks() -> None:
     sections = {"model": {"name": "cnn", "channels": [2, 3], "hidden": 8}, "federation": {"participation": 0.1}}
     plan = studies.prepare(studies.settings(rounds=2, **sections))
     run = studies.open_runs(plan)[0]
@@ -139,13 +139,13 @@ def test_one_participant_and_kernels_of_one_channel_leave_the_same_bytes_in_bloc
     assert collect_results(run, 2) == expected
 
 
-def test_graphs_are_for_a_gpu_and_the_job_says_where_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_graphs_without_gpu_print_warning(capsys: pytest.CaptureFixture[str]) -> None:
     plan = studies.prepare(studies.settings(rounds=1))
     studies.open_runs(plan, stack=4, graphs=True)
     assert "execution.graphs: steps are not recorded, because this job has no GPU" in capsys.readouterr().err
 
 
-def test_seeds_differ_in_partition_model_and_participants() -> None:
+def test_seeds_change_partition_model_and_participants() -> None:
     plan = studies.prepare(studies.settings(rounds=1, study={"seeds": [0, 1]}))
     first_run, second_run = studies.open_runs(plan)
     assert plan.runs[0].partition != plan.runs[1].partition
@@ -153,13 +153,13 @@ def test_seeds_differ_in_partition_model_and_participants() -> None:
     assert not first_run.make_initial_model(0)["head.weight"].equal(second_run.make_initial_model(0)["head.weight"])
 
 
-def test_a_fixed_partition_seed_holds_for_all_seeds() -> None:
+def test_fixed_partition_seed_gives_all_seeds_same_partition() -> None:
     plan = studies.prepare(studies.settings(rounds=1, study={"seeds": [0, 1]}, partition={"seed": 7}))
     assert plan.runs[0].partition == plan.runs[1].partition
     assert plan.runs[0].key != plan.runs[1].key
 
 
-def test_execution_artifacts_report_and_rounds_are_not_in_the_key() -> None:
+def test_key_ignores_execution_artifacts_report_and_rounds() -> None:
     keys = set()
     for sections in (
         {},
@@ -175,7 +175,7 @@ def test_execution_artifacts_report_and_rounds_are_not_in_the_key() -> None:
     assert len(keys) == 1
 
 
-def test_bytes_of_a_tensor_file_do_not_depend_on_its_name_or_on_views() -> None:
+def test_write_pt_bytes_ignore_file_name_and_strides() -> None:
     import torch
 
     values = torch.arange(100.0)
@@ -185,15 +185,15 @@ def test_bytes_of_a_tensor_file_do_not_depend_on_its_name_or_on_views() -> None:
     assert Path("one.pt").read_bytes() == Path("other.pt").read_bytes()
     odd_strides = values[:36].as_strided(
         (4, 1, 3, 3), (9, 1, 3, 1)
-    )  # contiguous, with a stride that no sample asks for
+    )  # contiguous, with an unusual stride of the axis of size 1
     assert odd_strides.is_contiguous()
     assert write_pt(Path("one.pt"), {"a": odd_strides}) == write_pt(
         Path("other.pt"), {"a": values[:36].reshape(4, 1, 3, 3)}
     )
 
 
-def test_float32_is_float32_on_a_gpu_too() -> None:
-    """PyTorch's default there is TF32, for convolutions and recurrent layers."""
+def test_opened_run_disables_tf32() -> None:
+    """PyTorch's default on a GPU is TF32 for convolutions and recurrent layers."""
     kinds = torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul  # type: ignore[attr-defined]
     with numerics.preserve_torch_flags():
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
@@ -202,8 +202,8 @@ def test_float32_is_float32_on_a_gpu_too() -> None:
         assert "tf32" not in [kind.fp32_precision for kind in kinds]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU")
-def test_a_gpu_that_is_not_there_is_one_sentence() -> None:
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_device_cuda_without_gpu_is_rejected() -> None:
     plan = studies.prepare(studies.settings(rounds=1))
     with pytest.raises(SettingsError, match=r"^execution\.device: cuda .*no GPU"):
         studies.open_runs(plan, device="cuda")

@@ -1,4 +1,4 @@
-"""Server optimizers as a user meets them: `federation.server` in params.yaml, in a grid, in tables, in runs."""
+"""`federation.server` in params.yaml, grids, tables and runs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def plan_keys(params: dict[str, Any]) -> list[str]:
     return [run.key for run in planner.make_plan().runs]
 
 
-def test_a_grid_from_params_yaml_to_the_table(run_fedpipe: RunFedpipe) -> None:
+def test_table_contains_grid_of_server_optimizers(run_fedpipe: RunFedpipe) -> None:
     params = make_study("fedavg", "fedper", rounds=2)
     params["study"]["grid"] = {"federation.server": GRID}
     plan = studies.prepare(params)
@@ -63,7 +63,7 @@ def test_a_grid_from_params_yaml_to_the_table(run_fedpipe: RunFedpipe) -> None:
     assert len(set(losses.values())) == 6
 
 
-def test_sgd_at_rate_1_has_the_key_of_no_entry() -> None:
+def test_sgd_server_with_rate_1_has_default_key() -> None:
     plain = plan_keys(make_study())
     for server in ({}, {"optimizer": "sgd"}, {"optimizer": "sgd", "learning_rate": 1}, {"learning_rate": 1.0}):
         assert plan_keys(make_study(server=server)) == plain
@@ -71,15 +71,15 @@ def test_sgd_at_rate_1_has_the_key_of_no_entry() -> None:
         assert plan_keys(make_study(server=server)) != plain
 
 
-def test_a_default_that_is_typed_changes_no_key() -> None:
+def test_explicit_server_defaults_keep_key() -> None:
     expected = plan_keys(make_study(server={"optimizer": "yogi"}))
     for extra in ({"learning_rate": 1}, {"beta1": 0.9, "beta2": 0.99, "tau": 1e-3}, {"momentum": None}):
         assert plan_keys(make_study(server={"optimizer": "yogi", **extra})) == expected
     assert plan_keys(make_study(server={"optimizer": "yogi", "beta1": 0.8})) != expected
 
 
-def test_its_state_is_saved_and_a_run_goes_on_from_it() -> None:
-    """Interrupted after two rounds, and in blocks of clients: the bits of one go."""
+def test_resumed_run_continues_server_optimizer_state() -> None:
+    """A run that is interrupted after two rounds or split into blocks has the state of one segment."""
     plan = studies.prepare(make_study("fedavg", "fedrep", server=ADAM))
     for planned in plan.runs:
         (run,) = studies.open_runs(dataclasses.replace(plan, runs=(planned,)))
@@ -110,7 +110,7 @@ def test_its_state_is_saved_and_a_run_goes_on_from_it() -> None:
 
 
 @pytest.mark.parametrize("name", NON_AVERAGING)
-def test_a_method_that_averages_no_model_refuses_before_any_job(run_fedpipe: RunFedpipe, name: str) -> None:
+def test_plan_rejects_server_optimizer_without_averaged_model(run_fedpipe: RunFedpipe, name: str) -> None:
     studies.write(make_study("fedavg", name, server=ADAM), Path())
     status, _, message = run_fedpipe("plan")
     assert status == 2
@@ -120,7 +120,7 @@ def test_a_method_that_averages_no_model_refuses_before_any_job(run_fedpipe: Run
     assert run_fedpipe("plan")[0] == 0
 
 
-def test_in_a_grid_the_point_is_named(run_fedpipe: RunFedpipe) -> None:
+def test_error_in_server_grid_shows_grid_point(run_fedpipe: RunFedpipe) -> None:
     params = make_study("fedproto")
     params["study"]["grid"] = {"federation.server": GRID}
     studies.write(params, Path())
@@ -131,7 +131,7 @@ def test_in_a_grid_the_point_is_named(run_fedpipe: RunFedpipe) -> None:
 
 
 @pytest.mark.parametrize("name", AVERAGING)
-def test_every_other_method_is_planned_with_one(run_fedpipe: RunFedpipe, name: str) -> None:
+def test_averaging_method_is_planned_with_server_optimizer(run_fedpipe: RunFedpipe, name: str) -> None:
     studies.write(make_study(name, server={"optimizer": "momentum"}), Path())
     assert run_fedpipe("plan", "--dry-run")[0] == 0
 
@@ -151,7 +151,7 @@ def test_every_other_method_is_planned_with_one(run_fedpipe: RunFedpipe, name: s
         ("adam", "federation.server: 'adam' "),
     ],
 )
-def test_a_mistake_is_one_sentence(run_fedpipe: RunFedpipe, server: Any, sentence: str) -> None:
+def test_invalid_server_settings_are_rejected(run_fedpipe: RunFedpipe, server: Any, sentence: str) -> None:
     studies.write(make_study(server=server), Path())
     status, _, message = run_fedpipe("plan")
     assert status == 2

@@ -1,4 +1,4 @@
-"""Losses and accuracies on the samples that a client trains on, and the seconds of its epochs."""
+"""Losses and accuracies on the training samples of clients, and the seconds of epochs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOISY = {"mean": [0.4], "std": [0.3], "crop": 2, "flip": True, "on_test": True}
 
 
 def run_study(**execution: Any) -> Run:
-    """A study whose images change at random wherever they may."""
+    """Run a study with all random transforms of images."""
     protocols = ["personal-on-train", "trained-on-train", "personal-on-local"]
     params = studies.settings(("fedavg",), ROUNDS, evaluation={"protocols": protocols}, transforms=NOISY)
     plan = studies.prepare(params)
@@ -31,7 +31,7 @@ def run_study(**execution: Any) -> Run:
 
 
 def score_by_hand(run: Run, model: Any, client: int) -> tuple[int, int, float]:
-    """Compute the score by plain PyTorch, on the stored images in [0, 1], with `mean` and `std`."""
+    """Compute the score with plain PyTorch on the stored images in [0, 1], with `mean` and `std`."""
     indices = torch.as_tensor(run.clients.train[client])
     x, y = (run.clients.x[indices] - 0.4) / 0.3, run.clients.y[indices]
     network = run.algorithm.net._build()
@@ -42,7 +42,7 @@ def score_by_hand(run: Run, model: Any, client: int) -> tuple[int, int, float]:
 
 
 @pytest.mark.parametrize("stack", [1, 3])
-def test_models_are_measured_on_what_their_clients_train_on(stack: int) -> None:
+def test_models_are_evaluated_on_training_samples_of_clients(stack: int) -> None:
     run = run_study(stack=stack)
     personal, trained = (
         studies.read_scores(run, ROUNDS, "personal-on-train"),
@@ -62,12 +62,12 @@ def test_models_are_measured_on_what_their_clients_train_on(stack: int) -> None:
             expected = score_by_hand(run, upload["model"], client)
             assert trained[number, client][:2] == expected[:2]
             assert trained[number, client][2] == pytest.approx(expected[2], rel=1e-4)
-    assert len({score[2] for score in personal.values()}) == len(personal), "models and clients must differ"
+    assert len({score[2] for score in personal.values()}) == len(personal), "scores of models and clients should differ"
 
 
 @pytest.mark.parametrize("stack", [1, 5])
-def test_an_epochs_seconds_are_those_of_passes_alone(stack: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a clock that a pass moves by six seconds and nothing else does."""
+def test_epoch_seconds_cover_only_passes(stack: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fake clock advances by six seconds in each pass, and nowhere else."""
     clock = [0.0]
     passes = executor.get_passes
 

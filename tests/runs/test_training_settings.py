@@ -1,4 +1,4 @@
-"""`federation.schedule`, `local_steps` and `clip_norm` of a run: its key, its rounds in any cut, what is refused."""
+"""`federation.schedule`, `local_steps` and `clip_norm`: keys, equal bits in segments and blocks, and errors."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ SETTINGS: dict[str, Any] = {"schedule": FALLING, "local_steps": 7, "clip_norm": 
 
 
 def plan_key(**federation: Any) -> str:
-    """The key of the tests' run with these settings of the federation."""
+    """Return the key of a run with these settings of the federation."""
     studies.write(studies.settings(federation=federation), Path())
     (run,) = planner.make_plan().runs
     return run.key
 
 
-def test_each_value_is_another_key_and_a_default_that_is_spelled_out_is_not(
+def test_key_depends_on_training_settings_but_not_on_explicit_defaults(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -49,21 +49,23 @@ def test_each_value_is_another_key_and_a_default_that_is_spelled_out_is_not(
         plan_key(clip_norm=1.0),
     ]
     assert len({default_key, *other_keys}) == len(other_keys) + 1
-    assert plan_key(schedule={"name": "step", "step_size": 3, "gamma": 0.1}) == other_keys[1], "a default spelled out"
+    assert plan_key(schedule={"name": "step", "step_size": 3, "gamma": 0.1}) == other_keys[1], (
+        "an explicit default has the same key"
+    )
     assert plan_key(rounds=40, schedule={"name": "cosine", "period": 9}) == other_keys[4], (
         "more rounds have the same key"
     )
 
 
-def test_a_late_field_is_in_no_key_while_it_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The keys of runs that a later version does not change stay, and their run.yaml can still be read."""
+def test_key_ignores_late_field_at_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later version with more fields has the same keys for runs at the defaults, and reads their run.yaml."""
 
     class LaterFederation(Federation):
         prox: float = make_field_omitted_at_default(0.0, ge=0)
         server_schedule: Schedule = make_field_omitted_at_default(Schedule())
 
     in_keys = set(Federation.model_fields) - {"held_out", "drift"}  # late fields
-    assert set(Federation().model_dump(mode="json")) == in_keys, "all others are in keys"
+    assert set(Federation().model_dump(mode="json")) == in_keys, "all other fields are in keys"
     assert LaterFederation().model_dump(mode="json") == Federation().model_dump(mode="json")
     assert LaterFederation(prox=0, server_schedule={"name": "constant"}).model_dump() == Federation().model_dump()
     enabled = LaterFederation(prox=0.5, server_schedule={"name": "exponential", "gamma": 0.9}).model_dump(mode="json")
@@ -80,13 +82,15 @@ def test_a_late_field_is_in_no_key_while_it_is_off(tmp_path: Path, monkeypatch: 
 
 
 def hash_states(run: Run) -> dict[str, str]:
-    """The hashes of what a run left, by file."""
+    """Hash the files of a run's rounds."""
     return {name: sha256 for name, sha256 in studies.hash_results(run.files.path).items() if "/rounds/" in f"/{name}"}
 
 
 @pytest.mark.parametrize("stack", [1, 4], ids=["loop", "stack"])
-def test_rounds_have_the_same_bits_in_any_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stack: int) -> None:
-    """The rate is a function of the round alone: in one job, in two, and in jobs of single rounds and clients."""
+def test_segments_and_blocks_with_schedule_have_equal_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stack: int
+) -> None:
+    """The learning rate depends only on the round, in one job, in two, and in jobs of single rounds and clients."""
     results = []
     for cut in ("whole", "halves", "blocks"):
         (tmp_path / cut).mkdir()
@@ -113,7 +117,7 @@ def test_rounds_have_the_same_bits_in_any_cut(tmp_path: Path, monkeypatch: pytes
     assert "rounds/0004/server.pt" in results[0]
 
 
-def test_a_local_epoch_takes_its_share_of_a_round_by_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_epoch_seconds_depend_on_local_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """times.json contains the seconds of a local epoch, also with `local_steps`. Bytes do not change."""
     monkeypatch.chdir(tmp_path)
     epoch_seconds, traffic = [], []
@@ -141,7 +145,7 @@ def plan_with_error(settings: dict[str, Any]) -> str:
     return str(refusal.value)
 
 
-REFUSED = [
+REJECTED = [
     ({"schedule": {"name": "cosine"}}, r"federation\.schedule\.period: .*missing.*cosine"),
     ({"schedule": {"name": "exponential"}}, r"federation\.schedule\.gamma: .*missing.*exponential"),
     ({"schedule": {"name": "cosine", "period": 5, "gamma": 0.5}}, r"federation\.schedule\.gamma: 0\.5 .*cosine"),
@@ -158,9 +162,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(
-    ("federation", "sentence"), REFUSED, ids=lambda value: "-".join(value) if isinstance(value, dict) else ""
+    ("federation", "sentence"), REJECTED, ids=lambda value: "-".join(value) if isinstance(value, dict) else ""
 )
-def test_a_mistake_is_told(
+def test_invalid_training_settings_are_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, federation: dict[str, Any], sentence: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -169,7 +173,7 @@ def test_a_mistake_is_told(
     assert "\n" not in message
 
 
-def test_methods_that_contradict_refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_methods_reject_unsupported_training_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for label in ("fedrep", "feddual"):
         message = plan_with_error(studies.settings((label,), federation={"local_steps": 5}))
@@ -185,7 +189,7 @@ def test_methods_that_contradict_refuse(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(planner.make_plan().runs) == 2, "a method may override epochs"
 
 
-def test_a_rate_of_zero_fine_tunes_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finetuning_rejects_learning_rate_of_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     settings = studies.settings(
         federation={"schedule": {"name": "cosine", "period": 4}}, evaluation={"protocols": ["finetuned-on-local"]}
@@ -198,7 +202,7 @@ def test_a_rate_of_zero_fine_tunes_nobody(tmp_path: Path, monkeypatch: pytest.Mo
     assert planner.make_plan().warnings == ()
 
 
-def test_a_rate_that_rises_again_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_warns_about_learning_rate_that_rises_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     studies.write(studies.settings(federation={"schedule": {"name": "cosine", "period": 2, "warmup": 1}}), Path())
     (warning,) = planner.make_plan().warnings
@@ -206,7 +210,7 @@ def test_a_rate_that_rises_again_is_told(tmp_path: Path, monkeypatch: pytest.Mon
     assert "round 3 of 4" in warning
 
 
-def test_a_grid_varies_schedules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grid_varies_schedule_and_local_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     settings = studies.settings(federation={"schedule": {"name": "step", "step_size": 2}})
     settings["study"]["grid"] = {

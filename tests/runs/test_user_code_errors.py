@@ -1,4 +1,4 @@
-"""The errors of a custom algorithm that violates the contract: one message, and no traceback."""
+"""Errors of a custom algorithm that violates the contract are one message without a traceback."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ BRANCH = "def loss(self, client, batch):\n        return self.risk(client, batch
         ),
     ],
 )
-def test_a_job_says_it(
+def test_segment_reports_error_in_custom_algorithm(
     body: str,
     stack: str,
     expected_message: str,
@@ -120,7 +120,7 @@ def test_a_job_says_it(
         (["collect", "--rounds", "1", "--keep-models", "0"], "artifacts.keep_models: 0 can't be used"),
     ],
 )
-def test_a_wrong_option_of_a_job_is_a_sentence(
+def test_invalid_option_of_job_is_rejected(
     command: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_fedpipe: RunFedpipe
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -138,10 +138,10 @@ def run_with_error(run_fedpipe: RunFedpipe, *arguments: str) -> str:
     return error.splitlines()[-1]
 
 
-def test_a_gradient_has_no_running_statistics(
+def test_error_about_running_statistics_shows_net_parameters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_fedpipe: RunFedpipe
 ) -> None:
-    """The message names the method that leaves running statistics out."""
+    """The message shows the method that omits running statistics."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "own", raising=False)

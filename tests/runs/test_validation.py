@@ -1,4 +1,4 @@
-"""Accuracies on the samples that clients keep for validation, and the best of a grid that is chosen by them."""
+"""Accuracies on the validation samples of clients, and the best grid point by them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def make_settings(labels: tuple[str, ...] = ("fedavg",), **sections: Any) -> dic
 
 
 @pytest.mark.parametrize("stack", [1, 3])
-def test_models_are_measured_on_what_their_clients_keep_from_training(stack: int) -> None:
+def test_models_are_evaluated_on_validation_samples_of_clients(stack: int) -> None:
     (run,) = studies.open_runs(studies.prepare(make_settings(("fedproto",))), stack=stack)
     list(run.run_segment(ROUNDS))
     collect.collect_rounds(run.files, ROUNDS, "all")
@@ -52,7 +52,7 @@ def test_models_are_measured_on_what_their_clients_keep_from_training(stack: int
 
 
 @pytest.mark.parametrize("stack", [1, 3])
-def test_the_numbers_are_those_of_plain_pytorch(stack: int) -> None:
+def test_validation_scores_match_plain_pytorch(stack: int) -> None:
     (run,) = studies.open_runs(studies.prepare(make_settings()), stack=stack)
     list(run.run_segment(ROUNDS))
     collect.collect_rounds(run.files, ROUNDS, "all")
@@ -73,14 +73,14 @@ def test_the_numbers_are_those_of_plain_pytorch(stack: int) -> None:
             assert measured_score[2] == pytest.approx(loss, rel=1e-4)
 
 
-def test_where_no_client_has_such_samples_nothing_is_measured_on_others() -> None:
+def test_validation_protocol_needs_validation_samples() -> None:
     params = make_settings()
     params["dataset"].pop("validation_fraction")
     with pytest.raises(SettingsError, match=r"global-on-validation .*no client has validation"):
         studies.prepare(params)
 
 
-def test_what_would_choose_has_to_be_measured() -> None:
+def test_best_on_validation_needs_validation_protocol() -> None:
     grid = {"grid": {"federation.learning_rate": [0.01, 0.1]}}
     params = make_settings(study=grid, report={"best_over": ["federation.learning_rate"], "best_on": "validation"})
     params["evaluation"]["protocols"].remove("personal-on-validation")
@@ -88,7 +88,7 @@ def test_what_would_choose_has_to_be_measured() -> None:
         studies.prepare(params)
 
 
-def test_the_best_is_chosen_by_validation_and_the_caption_says_so() -> None:
+def test_best_on_validation_changes_best_grid_point_and_caption() -> None:
     """Counts are set so that the test samples favor one learning rate and the validation samples the other."""
     grid = {"grid": {"federation.learning_rate": [0.01, 0.1]}}
     report = {"best_over": ["federation.learning_rate"], "best_on": "validation"}
@@ -115,7 +115,7 @@ def test_the_best_is_chosen_by_validation_and_the_caption_says_so() -> None:
     assert "validation samples" not in caption
 
 
-def test_a_plan_keeps_by_what_the_best_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_written_plan_keeps_best_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     grid = {"grid": {"federation.learning_rate": [0.01, 0.1]}}
     report = {"best_over": ["federation.learning_rate"], "best_on": "validation"}

@@ -1,4 +1,4 @@
-"""params.yaml: each mistake gives one message that begins with its key."""
+"""params.yaml: defaults, the JSON Schema, and one message for each error, which begins with its key."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Titled(FedAvg):
-    """An algorithm with a parameter that has the name of an option of all methods."""
+    """An algorithm with a parameter whose name is also an option of all methods."""
 
     title: str = ""
 
 
 def study(**values: Any) -> dict[str, Any]:
-    """The tests' study with other values at dotted keys. Two underscores mean a dot."""
+    """Return the tests' study with other values at dotted keys. Two underscores mean a dot."""
     return loader.override_settings(
         studies.settings(), {key.replace("__", "."): value for key, value in values.items()}
     )
 
 
 def list_errors(settings: dict[str, Any]) -> list[str]:
-    """Error messages of `fedpipe plan` for these settings."""
+    """Return the error messages of `fedpipe plan` for these settings."""
     studies.write(settings, Path())
     with pytest.raises(SettingsError) as error:
         planner.make_plan(Path("params.yaml"))
@@ -61,7 +61,7 @@ def list_errors(settings: dict[str, Any]) -> list[str]:
 
 
 def has_outline(message: str, outline: str) -> bool:
-    """Whether a message begins with the outline, whose ` ... ` matches any words."""
+    """Return whether a message begins with the outline, in which ` ... ` matches any words."""
     return re.match(".*".join(map(re.escape, outline.split(" ... "))), message) is not None
 
 
@@ -170,7 +170,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("number-for-list", {"study__seeds": 3}, "study.seeds: 3 ... list: [3], or [0, 1, 2] for three seeds."),
     ("number-for-list-of-a-model", {"model__hidden": 64}, "model.hidden: 64 ... list, such as [64]."),
     ("fraction-in-seeds", {"study__seeds": [0.5]}, "study.seeds.0: 0.5 ... integer"),
-    # impossible values
+    # invalid values
     ("alpha-0", {"partition__alpha": 0}, "partition.alpha: 0 ... greater than 0"),
     ("alpha-negative", {"partition__alpha": -1.5}, "partition.alpha: -1.5 ... greater than 0"),
     ("participation-0", {"federation__participation": 0}, "federation.participation: 0 ... greater than 0"),
@@ -260,7 +260,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
             (f"algorithms.{name}", {"algorithms": {"fedavg": {}, name: {"dw": None}}}),
         )
     ],
-    # what does not go together
+    # conflicting settings
     (
         "path-without-entry",
         {"study__algorithms": ["fedavg", "own.Prox"]},
@@ -371,7 +371,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         {"study__grid": {"alphas": {0.5: {"partition.alpha": 0.5}}}},
         "study.grid.alphas: 0.5 ... a name",
     ),
-    # what one method has for itself
+    # overrides of one method
     (
         "with-data-of-its-own",
         {"algorithms__fedavg": {"overrides": {"partition.alpha": 0.1}}},
@@ -558,25 +558,25 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "outline"), [case[1:] for case in MISTAKES], ids=[case[0] for case in MISTAKES])
-def test_a_mistake_is_one_message_that_begins_with_its_key(changes: dict[str, Any], outline: str) -> None:
+def test_invalid_params_give_one_message_that_begins_with_key(changes: dict[str, Any], outline: str) -> None:
     (message,) = list_errors(study(**changes))
     assert has_outline(message, outline), message
 
 
 @pytest.mark.parametrize("section", ["dataset", "partition", "model", "federation", "study", "execution", "algorithms"])
-def test_an_empty_section_is_named_in_plain_words(section: str) -> None:
+def test_empty_section_error_is_in_plain_words(section: str) -> None:
     (message,) = list_errors(studies.settings() | {section: None})
     assert message.startswith(f"{section}: empty. Use ")
     assert not JARGON.search(message), message
 
 
-def test_several_mistakes_are_several_lines() -> None:
+def test_each_error_in_params_is_on_its_own_line() -> None:
     changes = {"federation__learning_rate": -1, "federation__client": 2, "datasett": {}}
     keys = [message.partition(" ")[0] for message in sorted(list_errors(study(**changes)))]
     assert keys == ["datasett:", "federation.client:", "federation.learning_rate:"]
 
 
-def test_mistakes_in_components_do_not_hide_others() -> None:
+def test_component_errors_do_not_hide_other_errors() -> None:
     changes = {
         "partition__alpha": -1,
         "model__name": "mpl",
@@ -588,14 +588,14 @@ def test_mistakes_in_components_do_not_hide_others() -> None:
     assert {"partition.alpha", "model.name", "dataset.name", "federation.clients"} <= set(keys)
 
 
-def test_every_message_names_the_grid_point() -> None:
+def test_every_error_message_contains_grid_point() -> None:
     messages = list_errors(study(study__grid={"federation.clients": [0], "federation.participation": [2]}))
     assert len(messages) == 2
     assert all("federation.clients: 0, federation.participation: 2" in message for message in messages)
 
 
-def test_a_grid_value_for_an_algorithm_that_does_not_run_is_a_mistake() -> None:
-    """It would have no effect, because fedprox is not in study.algorithms."""
+def test_grid_rejects_key_of_algorithm_that_is_not_in_study() -> None:
+    """The value would have no effect, because fedprox is not in study.algorithms."""
     (message,) = list_errors(study(study__grid={"algorithms.fedprox.mu": [0.1, 1.0]}))
     assert message.startswith("study.grid: 'algorithms.fedprox.mu'")
 
@@ -604,7 +604,7 @@ def test_a_grid_value_for_an_algorithm_that_does_not_run_is_a_mistake() -> None:
 
 
 def read_error(text: str | None) -> str:
-    """Error message of `fedpipe plan` for this text of params.yaml. None leaves the file as it is."""
+    """Return the error message of `fedpipe plan` for this text of params.yaml. None keeps the file."""
     if text is not None:
         Path("params.yaml").write_text(text)
     with pytest.raises(SettingsError) as error:
@@ -612,43 +612,43 @@ def read_error(text: str | None) -> str:
     return str(error.value)
 
 
-def test_no_file() -> None:
+def test_missing_params_file_is_rejected() -> None:
     assert read_error(None).startswith("params.yaml: the file does not exist")
 
 
 @pytest.mark.parametrize("text", ["", "# nothing but a comment\n", "- fedavg\n", "fedavg\n"])
-def test_no_mapping(text: str) -> None:
+def test_params_without_mapping_are_rejected(text: str) -> None:
     assert read_error(text).startswith("params.yaml: not a mapping")
 
 
-def test_a_folder() -> None:
+def test_params_path_that_is_a_folder_is_rejected() -> None:
     Path("params.yaml").mkdir()
     assert read_error(None).startswith("params.yaml: can't be read (Is a directory)")
 
 
-def test_no_yaml() -> None:
+def test_invalid_yaml_error_shows_line_and_column() -> None:
     message = read_error("federation: {clients: 10\n")
     assert message.startswith("params.yaml: not valid YAML (line 2, column 1: expected ',' or '}'")
 
 
-def test_no_end_of_lists() -> None:
+def test_deeply_nested_params_are_rejected() -> None:
     message = read_error(f"federation: {'[' * 5000}{']' * 5000}\n")
     assert has_outline(message, "params.yaml: ... nested too deeply ... 100 levels")
 
 
-def test_no_text() -> None:
+def test_params_that_are_not_utf8_are_rejected() -> None:
     Path("params.yaml").write_bytes(b"# caf\xe9\n")
     assert read_error(None).startswith("params.yaml: not UTF-8 text (invalid continuation byte at byte 5)")
 
 
-def test_a_duplicate_key_is_a_mistake() -> None:
-    """PyYAML would use the last one and ignore half of the settings."""
+def test_duplicate_key_is_rejected() -> None:
+    """PyYAML would use the last section and ignore the first."""
     text = "federation:\n  clients: 5\nmodel: {name: mlp}\nfederation: {rounds: 2}\n"
     assert read_error(text).startswith("federation: duplicate key, lines 1 and 4")
 
 
-def test_a_merge_key_is_no_key_of_its_own() -> None:
-    """In YAML, two entries can share most of their parameters."""
+def test_yaml_merge_key_merges_parameters() -> None:
+    """With a merge key, two entries can share most of their parameters."""
     text = "algorithms:\n  feddw: &dw {mu: 1.0, mode: code}\n  other: {<<: *dw, algorithm: feddw, mu: 2.0}\n"
     Path("params.yaml").write_text(text)
     assert loader.read_params(Path("params.yaml"))["algorithms"]["other"] == {
@@ -658,7 +658,7 @@ def test_a_merge_key_is_no_key_of_its_own() -> None:
     }
 
 
-def test_a_key_that_is_no_text() -> None:
+def test_key_that_is_not_text_is_rejected() -> None:
     (message,) = list_errors({**studies.settings(), 3: {}})
     assert has_outline(message, f"3: unknown key ... {SECTIONS}")
 
@@ -666,7 +666,7 @@ def test_a_key_that_is_no_text() -> None:
 # -- defaults ----------------------------------------------------------------------------------------------------------
 
 
-def test_defaults_are_filled_in() -> None:
+def test_parser_fills_in_defaults() -> None:
     params = parser.parse_params({})
     assert params.federation == federation.Federation()
     assert (params.federation.clients, params.federation.rounds, params.federation.optimizer) == (10, 20, "sgd")
@@ -692,7 +692,7 @@ def test_defaults_are_filled_in() -> None:
     assert params.execution.stack == "auto"
 
 
-def test_what_is_given_replaces_its_default_and_no_other() -> None:
+def test_given_value_replaces_only_its_default() -> None:
     params = parser.parse_params(
         {"federation": {"clients": 7}, "algorithms": {"fedavg": {}, "feddw": {"mode": "code"}}}
     )
@@ -701,7 +701,7 @@ def test_what_is_given_replaces_its_default_and_no_other() -> None:
     assert (algorithm.mu, algorithm.mode) == (0.1, "code")
 
 
-def test_an_entry_may_have_a_name_of_its_own() -> None:
+def test_algorithm_entry_may_have_custom_name() -> None:
     params = parser.parse_params(
         {"algorithms": {"strong": {"algorithm": "fedprox", "mu": 5}}, "study": {"algorithms": ["strong"]}}
     )
@@ -716,7 +716,7 @@ def test_exponents_without_a_dot_are_numbers() -> None:
 
 
 @pytest.mark.parametrize(("fraction", "clients", "count"), [(0.01, 10, 1), (0.5, 10, 5), (0.26, 10, 3), (1.0, 10, 10)])
-def test_participants(fraction: float, clients: int, count: int) -> None:
+def test_participants_equal_rounded_fraction_of_clients(fraction: float, clients: int, count: int) -> None:
     assert federation.Federation(clients=clients, participation=fraction).participants == count
 
 
@@ -733,12 +733,12 @@ def read_shipped_settings() -> dict[str, Any]:
     return settings
 
 
-def test_the_schema_is_one() -> None:
+def test_json_schema_is_valid() -> None:
     schema = build_json_schema()
     jsonschema.validators.validator_for(schema).check_schema(schema)
 
 
-def test_the_shipped_study_fits_parser_and_schema() -> None:
+def test_shipped_study_matches_parser_and_schema() -> None:
     params = parser.parse_params(read_shipped_settings())
     assert len(params.study.algorithms) == 9
     assert params.study.seeds == (0, 1, 2)
@@ -746,14 +746,14 @@ def test_the_shipped_study_fits_parser_and_schema() -> None:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "studies").glob("*.yaml")), ids=lambda path: path.name)
-def test_other_studies_fit_parser_and_schema(path: Path) -> None:
+def test_other_studies_match_parser_and_schema(path: Path) -> None:
     settings = yaml.safe_load(path.read_text())
     parser.parse_params(settings)
     assert list_problems(settings) == []
 
 
-def test_an_editor_finds_no_mistake_in_the_papers_studies_and_those_of_the_pages() -> None:
-    """Editors check them with the schema. Other tests plan them."""
+def test_paper_studies_and_docs_examples_match_schema() -> None:
+    """Editors check them with the schema. Other tests plan these studies."""
     schema = build_json_schema()
     validator = jsonschema.validators.validator_for(schema)(schema)
     papers = [path for path in (ROOT / "studies/papers").rglob("*.yaml") if path.name != layout.DVC_YAML]
@@ -789,7 +789,7 @@ def test_an_editor_finds_no_mistake_in_the_papers_studies_and_those_of_the_pages
     ],
     ids=str,
 )
-def test_the_schema_finds_mistakes(changes: dict[str, Any]) -> None:
+def test_schema_rejects_invalid_settings(changes: dict[str, Any]) -> None:
     assert list_problems(loader.override_settings(read_shipped_settings(), changes))
 
 
@@ -807,11 +807,11 @@ def test_the_schema_finds_mistakes(changes: dict[str, Any]) -> None:
     ],
     ids=str,
 )
-def test_the_schema_allows_what_the_parser_allows(changes: dict[str, Any]) -> None:
+def test_schema_accepts_settings_that_parser_accepts(changes: dict[str, Any]) -> None:
     assert list_problems(loader.override_settings(read_shipped_settings(), changes)) == []
 
 
-def test_the_schema_that_params_yaml_names_is_there_and_current() -> None:
+def test_schema_file_of_params_yaml_is_current() -> None:
     first = (ROOT / "params.yaml").read_text().split("\n", 1)[0]
     match = re.fullmatch(r"# yaml-language-server: \$schema=(\S+)", first)
     assert match
@@ -820,7 +820,7 @@ def test_the_schema_that_params_yaml_names_is_there_and_current() -> None:
     assert json.loads(path.read_text()) == build_json_schema(), "run `fedpipe schema > params.schema.json`"
 
 
-def test_a_text_model_knows_all_of_its_texts_words() -> None:
+def test_text_model_needs_vocabulary_of_dataset() -> None:
     text = {"dataset": {"name": "imdb", "vocabulary": 10_000}, "study": {"algorithms": ["fedavg"]}}
     assert parser.parse_params(text | {"model": {"name": "bilstm", "vocabulary": 10_000}})
     with pytest.raises(SettingsError, match=r"^model\.vocabulary: 9999 .*at least 10000"):
@@ -828,7 +828,7 @@ def test_a_text_model_knows_all_of_its_texts_words() -> None:
 
 
 @pytest.mark.parametrize(("name", "other"), [("mlp", "bilstm, fasttext"), ("fasttext", "cnn, cnn4")])
-def test_a_packaged_model_takes_what_the_data_set_has(name: str, other: str, in_empty_folder: Path) -> None:
+def test_packaged_model_rejects_wrong_input_type(name: str, other: str, in_empty_folder: Path) -> None:
     np.savez("rows.npz", x=np.random.default_rng(0).random((20, 5)), y=np.arange(20) % 2)
     rows = {"name": "npz", "path": "rows.npz", "sha256": files.compute_file_sha256(Path("rows.npz")), "split": "pooled"}
     data = {"name": "imdb"} if name == "mlp" else rows
@@ -838,8 +838,8 @@ def test_a_packaged_model_takes_what_the_data_set_has(name: str, other: str, in_
         parser.parse_params({"dataset": data, "model": {"name": name}, "federation": {"clients": 2}})
 
 
-def test_one_number_is_a_list_of_one() -> None:
-    """Both have the same key."""
+def test_single_number_equals_list_of_one_number() -> None:
+    """A number and a list of one number must have the same key."""
     one = parser.parse_params({"transforms": {"mean": 0.5, "std": "2e-1"}}).transforms
     assert (
         one.model_dump_json()
@@ -852,7 +852,7 @@ def test_one_number_is_a_list_of_one() -> None:
         parser.parse_params({"transforms": {"std": 0}})
 
 
-def test_transforms_are_for_images() -> None:
+def test_transforms_need_images() -> None:
     text = {"dataset": {"name": "imdb"}, "model": {"name": "bilstm", "vocabulary": 10_000}}
     with pytest.raises(SettingsError, match=r"^transforms\.flip: True is for images, .*\(200,\)"):
         parser.parse_params(text | {"transforms": {"flip": True}})
@@ -864,7 +864,7 @@ def test_transforms_are_for_images() -> None:
         parser.parse_params(color | {"transforms": {"std": [0.2, 0.3]}})
 
 
-def test_any_algorithm_takes_dw() -> None:
+def test_scaffold_accepts_dw() -> None:
     parsed = parser.parse_params(
         {"algorithms": {"scaffold": {"dw": {"mu": 2.0}}}, "study": {"algorithms": ["scaffold"]}}
     )
@@ -874,7 +874,7 @@ def test_any_algorithm_takes_dw() -> None:
 
 
 @pytest.mark.parametrize("label", ["scaffold", "fednova", "feddyn", "fedpvr"])
-def test_adamw_can_not_be_used_where_the_theory_needs_sgd(label: str) -> None:
+def test_adamw_is_rejected_for_algorithms_that_need_sgd(label: str) -> None:
     settings = {"federation": {"optimizer": "adamw"}, "study": {"algorithms": [label]}}
     for entry in ({}, {"adam": True}):
         with pytest.raises(SettingsError, match=rf"^federation\.optimizer: adamw .*{label}.*sgd, or adam"):
@@ -882,34 +882,34 @@ def test_adamw_can_not_be_used_where_the_theory_needs_sgd(label: str) -> None:
 
 
 @pytest.mark.parametrize("label", ["perfedavg", "pfedme"])
-def test_adamw_can_not_be_used_with_plain_gradient_steps(label: str) -> None:
+def test_adamw_is_rejected_for_plain_gradient_steps(label: str) -> None:
     settings = {"federation": {"optimizer": "adamw"}, "study": {"algorithms": [label]}}
     with pytest.raises(SettingsError, match=rf"^federation\.optimizer: adamw .*{label}"):
         parser.parse_params(settings)
 
 
-def test_adam_where_sgd_is_meant_has_to_be_insisted_on() -> None:
+def test_fednova_with_adam_needs_explicit_setting() -> None:
     settings = {"federation": {"optimizer": "adam"}, "study": {"algorithms": ["fednova"]}}
     with pytest.raises(SettingsError, match=r"^federation\.optimizer: adam .*fednova"):
         parser.parse_params(settings | {"algorithms": {"fednova": {}}})
     assert parser.parse_params(settings | {"algorithms": {"fednova": {"adam": True}}})
 
 
-def test_each_algorithm_is_found_by_its_name_in_papers() -> None:
+def test_suggest_name_finds_algorithm_by_display_name() -> None:
     names = registry.list_components(component.ALGORITHM)
     for name in names:
         algorithm = registry.parse_component(component.ALGORITHM, {}, name)
         assert suggest_name(methods.get_algorithm_display_name(algorithm), names) == f"Did you mean '{name}'?"
 
 
-def test_all_names_that_are_about_as_near_are_suggested() -> None:
+def test_suggest_name_lists_all_near_names() -> None:
     names = registry.list_components(component.ALGORITHM)
     assert suggest_name("fedpr", names) == "Did you mean 'fedpvr', 'fedper' or 'fedprox'?"
     assert suggest_name("fedavgg", names) == "Did you mean 'fedavg'?"
     assert suggest_name("xyz", ["a", "b"]) == "Use one of: a, b."
 
 
-def test_the_error_for_a_table_of_numbers_advises_to_standardize_the_file() -> None:
+def test_transforms_error_for_numeric_table_advises_standardization() -> None:
     np.savez("own.npz", x=np.ones((10, 4)), y=np.arange(10) % 2)
     dataset = {"name": "npz", "path": "own.npz", "split": "pooled"}
     studies.write(study(dataset=dataset, federation__clients=2, transforms__mean=0.5), Path())

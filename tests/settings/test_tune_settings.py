@@ -1,4 +1,4 @@
-"""The section `tune`: ranges, and every mistake as an error with its key and value."""
+"""The section `tune`: ranges, numbers of draws, and errors with key and value."""
 
 from __future__ import annotations
 
@@ -41,33 +41,33 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"choice": [8, "full", 16]}, [8, 8, 16]),
     ],
 )
-def test_a_range_has_a_value_for_each_fraction(range_settings: dict[str, Any], values: list[Any]) -> None:
+def test_range_interpolates_value_for_fraction(range_settings: dict[str, Any], values: list[Any]) -> None:
     section = Range.model_validate(range_settings)
     found = [section.interpolate_value(fraction) for fraction in (0.0, 0.25, 0.999)]
     assert found == values
     assert [type(value) for value in found] == [type(value) for value in values]
 
 
-def test_each_integer_is_as_likely_as_the_others() -> None:
+def test_integer_range_draws_each_integer_equally_often() -> None:
     values = [Range(linear=(1, 4)).interpolate_value((index + 0.5) / 400) for index in range(400)]
     assert [values.count(value) for value in (1, 2, 3, 4)] == [100] * 4
 
 
-def test_the_best_third_continues() -> None:
+def test_draw_counts_keep_best_third_per_rung() -> None:
     settings = TUNE | {"draws": 27, "rungs": [1, 2, 3]}
     assert Tune.model_validate(settings).draw_counts == (27, 9, 3)
     assert Tune.model_validate(settings | {"draws": 10}).draw_counts == (10, 4, 2)
 
 
-def test_batches_of_tpe_have_about_the_same_rounds() -> None:
-    """Batches of 16, 7 and 4 draws have 16, 14 and 12 rounds. A third of 16 draws continues, and then of 6 + 7."""
+def test_tpe_batches_have_similar_numbers_of_rounds() -> None:
+    """Batches of 16, 7 and 4 draws train 16, 14 and 12 rounds. A third of 16 draws continues, then a third of 6 + 7."""
     tune = Tune.model_validate(TUNE | {"draws": 27, "rungs": [1, 2, 3], "sampler": "tpe"})
     assert tune.batch_sizes == (16, 7, 4)
     assert tune.draw_counts == (16, 6 + 7, 5 + 4)
 
 
 @pytest.mark.parametrize(("value", "is_near"), [(0.0101, True), (0.0159, False), (0.62, False), (0.64, True)])
-def test_a_winner_in_the_outer_tenth_of_its_range_is_near_a_bound(value: float, is_near: bool) -> None:
+def test_value_in_outer_tenth_of_range_is_near_bound(value: float, is_near: bool) -> None:
     assert Range(log=(0.01, 1)).is_near_bound(value) == is_near
     assert Range(linear=(0.0, 10.0)).is_near_bound(10 * math.log(100 * value, 100)) == is_near
     assert not Range(choice=(0.0101, 1)).is_near_bound(value)
@@ -133,13 +133,13 @@ def test_a_winner_in_the_outer_tenth_of_its_range_is_near_a_bound(value: float, 
         ),
     ],
 )
-def test_a_mistake_is_an_error(tune: dict[str, Any], message: str) -> None:
+def test_plan_rejects_invalid_tune_settings(tune: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError) as error:
         plan_study(tune)
     assert re.search(message, str(error.value))
 
 
-def test_tpe_without_its_library_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tpe_without_optuna_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(SettingsError, match=r"^tune\.sampler: 'tpe' .* `pip install 'fedpipe\[optuna\]'`"):
         plan_study({"sampler": "tpe"})
@@ -163,12 +163,12 @@ def test_tpe_without_its_library_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
         ({"diagnostics": {"norms": {"kind": "head-norms"}}}, "diagnostics: norms can't be used with `tune`"),
     ],
 )
-def test_a_key_that_is_set_elsewhere_is_an_error(sections: dict[str, Any], message: str) -> None:
+def test_plan_rejects_settings_that_conflict_with_tune(sections: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=re.escape(message)):
         plan_study({}, **sections)
 
 
-def test_a_preset_may_shrink_the_search_or_remove_it() -> None:
+def test_preset_may_shrink_or_remove_tuning() -> None:
     presets = {"small": {"tune.draws": 2, "tune.rungs": [1]}, "none": {"tune": None}}
     studies.write(
         studies.settings(("fedavg", "fedprox"), tune=TUNE, dataset={"validation_fraction": 0.2}, presets=presets),

@@ -1,4 +1,4 @@
-"""`fedpipe check own.Prox`: algorithms that break a rule each, found with a sentence that says what would be right."""
+"""`fedpipe check own.Prox`: each algorithm violates one rule, and the message shows the cure."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ HIDDEN = Hidden()
 SEEN = {}
 """
 
-#: A class's body to what is said of it.
+#: Bodies of classes and the message for each.
 BREACHES = {
     # names
     "def agregate(self, server, uploads):\n  return server": (
@@ -67,7 +67,7 @@ BREACHES = {
     ),
     "def aggregate(self, uploads):\n  return {}": "own.Own.aggregate takes (uploads). Use (server, uploads).",
     "risk: float = 0.1": "own.Own: the field 'risk' hides the hook",
-    # what hooks give
+    # values that hooks return
     "def upload(self, client):\n  return {'model': client['model'], 'norm': 0.5}": (
         "own.Own.upload (own.py, line 35) returned 'norm' as 0.5, a Python float. Return a tensor"
     ),
@@ -148,7 +148,7 @@ BREACHES = {
     "def start(self, state, download, info):\n  download['model']['head.bias'].add_(info.size)\n  return download": (
         "`download['model']['head.bias'].add_(info.size)` changes a tensor in place"
     ),
-    # what is remembered, and what is random
+    # hidden state and random numbers
     "def keep(self, client):\n  self.last = client['model']\n  return {}": (
         "own.Own.keep (own.py, line 36): `self.last = client['model']` stores a value on the algorithm"
     ),
@@ -176,7 +176,7 @@ BREACHES = {
     ),
 }
 
-#: What is found late, to the check that finds it and what it says.
+#: Bodies of classes, and for each the check that detects the violation and its message.
 LATER = {
     "def finetune_passes(self, epochs):\n  return ()": (
         checks.check_evaluation,
@@ -226,22 +226,22 @@ LATER = {
 
 @pytest.fixture(autouse=True)
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder, in which own.py lies; what was imported from another one is forgotten."""
+    """Work in an empty folder for own.py, and forget the module `own` of earlier tests."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "own", raising=False)
     return tmp_path
 
 
-def write(folder: Path, body: str, base: str = "FedAvg") -> None:
+def write_module(folder: Path, body: str, base: str = "FedAvg") -> None:
     (folder / "own.py").write_text(
         f"{HEAD}\n@dataclass(frozen=True, kw_only=True)\nclass Own({base}):\n {body}\n", encoding="utf-8"
     )
 
 
 @pytest.mark.parametrize("body", BREACHES, ids=range(len(BREACHES)))
-def test_a_breach_is_told_in_a_sentence(body: str, project: Path, run_fedpipe: RunFedpipe) -> None:
-    write(project, body)
+def test_check_command_prints_message_for_violation(body: str, project: Path, run_fedpipe: RunFedpipe) -> None:
+    write_module(project, body)
     status, said, errors = run_fedpipe("check", "own.Own")
     assert status == 1
     assert BREACHES[body] in said, said
@@ -250,14 +250,14 @@ def test_a_breach_is_told_in_a_sentence(body: str, project: Path, run_fedpipe: R
 
 
 @pytest.mark.parametrize("body", LATER, ids=range(len(LATER)))
-def test_a_check_says_what_it_finds(body: str, project: Path) -> None:
+def test_check_function_returns_message_for_violation(body: str, project: Path) -> None:
     check, sentence = LATER[body]
     found = check(import_module(project, body).Own())
     assert sentence in found[0]
 
 
-def test_momentum_of_whole_models_keeps_the_contract(project: Path) -> None:
-    """As one would write it: what is uploaded as `model` has the mean of the statistics, whatever the rule makes."""
+def test_server_momentum_of_whole_model_passes_batch_norm_check(project: Path) -> None:
+    """The server's running statistics are the mean of the uploads, although the rule adds momentum to the model."""
     body = (
         "def init(self, initial_model):\n  return {'model': initial_model(0), 'speed': initial_model(0).zeros()}\n"
         " def aggregate(self, server, uploads):\n"
@@ -268,14 +268,14 @@ def test_momentum_of_whole_models_keeps_the_contract(project: Path) -> None:
 
 
 def fedpipe(folder: Path, *args: str) -> tuple[int, str]:
-    """Status and output of the real command, as typed in a folder."""
+    """Run the command in a folder in a new process. Return its status and output."""
     done = subprocess.run([sys.executable, "-m", "fedpipe", *args], cwd=folder, capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
 
 
-def test_a_studys_method_is_checked_with_its_parameters(project: Path, run_fedpipe: RunFedpipe) -> None:
-    """What else the study says, also of the method, is not asked for: its data need not be here."""
-    write(
+def test_check_command_uses_parameters_of_study_method(project: Path, run_fedpipe: RunFedpipe) -> None:
+    """The check ignores other settings of the study, so it needs no data set."""
+    write_module(
         project, "size: int = 1\n def upload(self, client):\n  return {'model': client['model'], 'n': self.size * 0.5}"
     )
     entries = {"mine": {"algorithm": "own.Own", "size": 3, "title": "Mine", "overrides": {"federation.momentum": 0.5}}}
@@ -296,7 +296,7 @@ def test_a_studys_method_is_checked_with_its_parameters(project: Path, run_fedpi
         (("none",), "algorithms.none: empty. Use {} for the defaults, or remove the key."),
     ],
 )
-def test_what_a_study_does_not_say(
+def test_check_command_rejects_invalid_method_of_study(
     args: tuple[str, ...], sentence: str, project: Path, run_fedpipe: RunFedpipe
 ) -> None:
     (project / "params.yaml").write_text("algorithms: {mine: {algorithm: fedprox, mu: -1}, none: }\n")
@@ -305,12 +305,12 @@ def test_what_a_study_does_not_say(
     assert said.startswith(sentence)
 
 
-def test_what_is_right_passes_by_the_real_command(project: Path) -> None:
-    write(project, "pass")
+def test_correct_algorithm_passes_check_command(project: Path) -> None:
+    write_module(project, "pass")
     assert fedpipe(project, "check", "own.Prox", "--set", "mu=0.1") == (0, "own.Prox passes all checks.\n")
 
 
-#: Losses that have no gradient at a client with one class.
+#: Losses without a gradient for a client with one class.
 ONE_CLASS = {
     "FedLC": (  # Zhang et al., Federated Learning with Label Distribution Skew via Logits Calibration, ICML 2022
         "tau: float = 1.0\n"
@@ -332,13 +332,13 @@ ONE_CLASS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("body", ONE_CLASS.values(), ids=ONE_CLASS)
-def test_a_method_with_nothing_to_learn_from_one_class_keeps_the_contract(body: str, project: Path) -> None:
-    write(project, body)
+def test_loss_without_gradient_for_one_class_passes_check_command(body: str, project: Path) -> None:
+    write_module(project, body)
     assert fedpipe(project, "check", "own.Own") == (0, "own.Own passes all checks.\n")
 
 
-def test_all_breaches_are_told_at_once(project: Path, run_fedpipe: RunFedpipe) -> None:
-    write(project, "def agregate(self, server, uploads):\n  return server\n def sends(self):\n  pass")
+def test_check_command_prints_all_violations(project: Path, run_fedpipe: RunFedpipe) -> None:
+    write_module(project, "def agregate(self, server, uploads):\n  return server\n def sends(self):\n  pass")
     status, said, _ = run_fedpipe("check", "own.Own")
     assert status == 1
     assert said == (
@@ -373,7 +373,9 @@ def test_all_breaches_are_told_at_once(project: Path, run_fedpipe: RunFedpipe) -
         ),
     ],
 )
-def test_what_cannot_be_made(text: str, sentence: str, project: Path, run_fedpipe: RunFedpipe) -> None:
+def test_check_command_explains_import_and_class_errors(
+    text: str, sentence: str, project: Path, run_fedpipe: RunFedpipe
+) -> None:
     (project / "own.py").write_text(text)
     status, said, errors = run_fedpipe("check", "own.Own")
     assert (status, errors) == (1, "")
@@ -390,19 +392,21 @@ def test_what_cannot_be_made(text: str, sentence: str, project: Path, run_fedpip
         (("fedprox", "--set", "mu"), 1, "--set: 'mu' can't be used. Use KEY=VALUE, such as mu=0.1."),
     ],
 )
-def test_what_is_typed_wrong(args: tuple[str, ...], status: int, sentence: str, run_fedpipe: RunFedpipe) -> None:
+def test_check_command_rejects_invalid_arguments(
+    args: tuple[str, ...], status: int, sentence: str, run_fedpipe: RunFedpipe
+) -> None:
     assert run_fedpipe("check", *args) == (status, f"{sentence}\n", "")
 
 
 def import_module(folder: Path, body: str) -> ModuleType:
-    write(folder, body)
+    write_module(folder, body)
     import own  # type: ignore[import-not-found]
 
     return own  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("check", [checks.check_training_in_blocks, checks.check_resuming], ids=testing.get_check_title)
-def test_what_is_hidden_from_all_states_is_found_by_its_effect(check: testing.Check, project: Path) -> None:
+def test_check_detects_hidden_state_by_its_effect(check: testing.Check, project: Path) -> None:
     body = (
         "def keep(self, client):\n  HIDDEN.calls += 1\n  return {}\n"
         " def upload(self, client):\n  return {'model': client['model'] * (1 + HIDDEN.calls / 100)}"
@@ -412,7 +416,7 @@ def test_what_is_hidden_from_all_states_is_found_by_its_effect(check: testing.Ch
     assert "client's results depend" in found[0] or "a resumed run differs" in found[0]
 
 
-def test_what_a_class_calls_itself_is_no_misspelling(project: Path) -> None:
+def test_check_names_ignores_methods_that_class_calls(project: Path) -> None:
     body = (
         "def step(self, client):\n  return client\n"
         " def local_passes(self):\n  return Train(self.loss), Update(self.step)"
@@ -436,19 +440,17 @@ class Own(FedAvg):
 """
 
 
-def test_a_class_that_raises_an_error_does_not_block_others(project: Path, run_fedpipe: RunFedpipe) -> None:
+def test_broken_class_does_not_block_check_of_other_class(project: Path, run_fedpipe: RunFedpipe) -> None:
     (project / "own.py").write_text(HEAD + BROKEN_CLASSES)
     status, output, _ = run_fedpipe("check", "own.Own")
     assert (status, "own.Own passes all checks." in output) == (0, True)
-    status, output, _ = run_fedpipe("check", "own.Unfrozen")  # in the process that has imported own.Own
+    status, output, _ = run_fedpipe("check", "own.Unfrozen")  # in the same process, which has imported own.Own
     assert (status, "Write `@dataclass(frozen=True, kw_only=True)` above class Unfrozen." in output) == (1, True)
     status, output, _ = run_fedpipe("check", "own.Derived")
     assert (status, "name 'Unfrozen' is not defined, own.py, line" in output) == (1, True)
 
 
-def test_a_statement_that_needs_a_broken_class_names_the_error_of_the_class(
-    project: Path, run_fedpipe: RunFedpipe
-) -> None:
+def test_check_command_shows_error_of_broken_class_that_module_uses(project: Path, run_fedpipe: RunFedpipe) -> None:
     (project / "own.py").write_text(f"{HEAD}{BROKEN_CLASSES}\nMETHODS = [Unfrozen, Own]\n")
     status, output, _ = run_fedpipe("check", "own.Own")
     assert (status, "above class Unfrozen." in output) == (1, True)

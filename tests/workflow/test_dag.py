@@ -1,4 +1,4 @@
-"""Functions of the Snakefile's rules, without Snakemake: exact paths for all kinds of jobs, folders, and bad plans."""
+"""Functions of the Snakefile's rules, without Snakemake: exact paths for all kinds of jobs, folders, and errors."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def list_merged_files(path: str, rounds: str) -> list[str]:
 # -- kinds of jobs -----------------------------------------------------------------------------------------------------
 
 
-def test_a_run_is_one_job() -> None:
+def test_dag_has_one_job_per_run() -> None:
     graph = build_dag()
     path, names = get_first_run(graph)
     assert (graph.has_one_job_per_run, graph.participants_per_job) == (True, None)
@@ -90,7 +90,7 @@ def test_a_run_is_one_job() -> None:
     assert list_merged_files("results/runs/{algorithm}/{key}", "{stop}") == dag.MERGED_PATTERN
 
 
-def test_a_segment_follows_the_one_before_it() -> None:
+def test_segment_needs_previous_segment() -> None:
     """A run also stops at each number of rounds in a table, and merging waits for smaller numbers."""
     graph = build_dag(rounds=7, execution={"rounds_per_job": 3}, study={"grid": {"federation.rounds": [4, 7]}})
     path, names = get_first_run(graph)
@@ -110,7 +110,7 @@ def test_a_segment_follows_the_one_before_it() -> None:
     assert graph.get_run_output() == [*list_merged_files(path, "0004"), *list_merged_files(path, "0007")]
 
 
-def test_a_round_has_blocks_of_participants() -> None:
+def test_single_rounds_have_blocks_of_participants() -> None:
     """Five of ten clients participate, in blocks of three and two."""
     graph = build_dag(rounds=2, execution={"rounds_per_job": 1, "clients_per_job": 3})
     path, names = get_first_run(graph)
@@ -125,7 +125,7 @@ def test_a_round_has_blocks_of_participants() -> None:
     assert graph.get_run_output() == list_merged_files(path, "0002")
 
 
-def test_jobs_execute_as_the_study_says() -> None:
+def test_job_environment_matches_execution_settings() -> None:
     graph = build_dag(execution={"stack": 4, "device": "cpu"}, artifacts={"keep_models": "last"})
     assert graph.job_environment == {
         "FEDPIPE_DEVICE": "cpu",
@@ -139,7 +139,7 @@ def test_jobs_execute_as_the_study_says() -> None:
 # -- results -----------------------------------------------------------------------------------------------------------
 
 
-def test_all_results_of_a_study() -> None:
+def test_all_results_cover_files_of_study() -> None:
     graph = build_dag(labels=("fedavg", "fedprox"), study={"seeds": [0, 1]})
     (plan,) = graph.plan.plans
     runs, names = graph.plan.runs.values(), plan.partition_names.values()
@@ -178,7 +178,7 @@ def test_all_results_of_a_study() -> None:
     assert dag.convert_to_wildcards_function(plan, str)(make_wildcards(partition="dirichlet-0.3-seed1")) == key
 
 
-def test_the_outputs_of_rule_table_are_what_the_command_writes() -> None:
+def test_table_output_matches_written_report_files() -> None:
     plan = studies.prepare(studies.settings(rounds=1))
     for run in studies.open_runs(plan):
         assert max(run.run_segment(1)) == 1
@@ -187,7 +187,7 @@ def test_the_outputs_of_rule_table_are_what_the_command_writes() -> None:
     assert sorted(map(str, written)) == sorted(dag.get_table_output(plan))
 
 
-def test_a_diagnostic_waits_for_the_joined_rounds() -> None:
+def test_diagnostic_needs_merged_rounds() -> None:
     graph = build_dag(diagnostics={"norms": {"kind": "head-norms"}})
     ((table, diagnostic),) = graph.plan.diagnostics.items()
     path, names = get_first_run(graph)
@@ -215,7 +215,7 @@ def plan_folder(preset: str = "full") -> StudySelection:
     return selection
 
 
-def test_studies_in_a_folder_share_runs() -> None:
+def test_studies_in_folder_share_runs() -> None:
     """A run is computed once with the maximum number of rounds, and stops at the number of each study."""
     write_study("studies/a/short.yaml", rounds=2)
     write_study("studies/a/b/long (1).yaml", labels=("fedavg", "fedprox"), rounds=4)
@@ -236,7 +236,7 @@ def test_studies_in_a_folder_share_runs() -> None:
     assert "`fedpipe show --params FILE`" in graph.format_done_message()
 
 
-def test_what_the_machine_lacks_is_left_out_of_a_folder_only() -> None:
+def test_dag_of_folder_ignores_unavailable_runs() -> None:
     write_study("studies/a/here.yaml")
     remote_study = write_study("studies/a/away.yaml", labels=("fedprox",))
     selection = plan_folder()
@@ -253,14 +253,14 @@ def test_what_the_machine_lacks_is_left_out_of_a_folder_only() -> None:
     assert list(alone.plan.runs) == [str(missing.path)], "its job reports what is missing"
 
 
-def test_studies_that_execute_otherwise_are_not_made_together() -> None:
+def test_dag_rejects_studies_with_different_execution() -> None:
     write_study("studies/a/one.yaml")
     write_study("studies/a/two.yaml", execution={"stack": 2})
     with pytest.raises(SettingsError, match=r"^studies/a/two\.yaml: execution differs from that of studies/a/one"):
         Dag.from_selection(plan_folder())
 
 
-# -- which studies, and their plans ------------------------------------------------------------------------------------
+# -- selection of studies, and their plans -----------------------------------------------------------------------------
 
 
 def test_config_selects_studies() -> None:
@@ -279,13 +279,13 @@ def test_config_selects_studies() -> None:
         _ = StudySelection(Path("elsewhere.yaml")).studies
 
 
-def test_a_folder_that_would_part_pythonpath_is_refused() -> None:
+def test_project_folder_with_colon_is_rejected() -> None:
     dag.require_importable_folder(Path("/home/me/study"))
     with pytest.raises(SettingsError, match=r"^/home/a:b: ':' can't be part"):
         dag.require_importable_folder(Path("/home/a:b"))
 
 
-def test_a_missing_or_stale_plan_is_made_by_the_main_process() -> None:
+def test_main_process_plans_if_plan_is_missing_or_outdated() -> None:
     """A job's process plans only if there is no plan, because params.yaml may change while it runs."""
     write_study()
     selection = StudySelection(Path("params.yaml"))
@@ -304,7 +304,7 @@ def test_a_missing_or_stale_plan_is_made_by_the_main_process() -> None:
         Dag.from_selection(selection)
 
 
-def test_a_folder_is_always_planned() -> None:
+def test_main_process_always_plans_folder() -> None:
     """Missing data of omitted runs may be available now."""
     write_study("studies/a/one.yaml")
     selection = plan_folder()
@@ -312,7 +312,7 @@ def test_a_folder_is_always_planned() -> None:
     assert not selection.needs_planning(is_main_process=False)
 
 
-def test_a_study_that_cannot_be_planned_ends_snakemake_with_its_reason(capfd: pytest.CaptureFixture[str]) -> None:
+def test_invalid_study_ends_snakemake_with_reason(capfd: pytest.CaptureFixture[str]) -> None:
     Path("params.yaml").write_text("study: {seeds: []}\n")
     with pytest.raises(SystemExit) as system_exit:
         StudySelection(Path("params.yaml")).write_plans()
@@ -323,7 +323,7 @@ def test_a_study_that_cannot_be_planned_ends_snakemake_with_its_reason(capfd: py
 # -- messages and the shell --------------------------------------------------------------------------------------------
 
 
-def test_a_lock_is_reported_if_it_is_of_these_studies() -> None:
+def test_has_locked_files_ignores_locks_of_other_studies() -> None:
     graph = build_dag("studies/two words.yaml")
     path, _ = get_first_run(graph)
     assert not graph.has_locked_files()
@@ -349,7 +349,7 @@ def test_a_lock_is_reported_if_it_is_of_these_studies() -> None:
     assert " results/studies/two words/tables/results.md," in graph.format_done_message()
 
 
-def test_jobs_and_work_are_described_by_the_names_of_runs() -> None:
+def test_describe_job_shows_name_of_run() -> None:
     graph = build_dag(study={"grid": {"federation.learning_rate": [0.1, 0.2]}})
     _, run = get_first_run(graph)
     (partition,) = graph.plan.partitions
@@ -370,7 +370,7 @@ def test_jobs_and_work_are_described_by_the_names_of_runs() -> None:
     assert split.describe_job("collect", run | {"stop": "0004"}) == "collect FedAvg seed 0, round 4"
 
 
-def test_the_prefix_of_jobs_sets_their_environment(tmp_path: Path) -> None:
+def test_shell_prefix_sets_environment_of_jobs(tmp_path: Path) -> None:
     prefix = dag.format_shell_prefix({"FEDPIPE_CALLBACKS": "a {b} 'c'", "FEDPIPE_STACK": 4})
     command = prefix.format() + ' echo "$FEDPIPE_CALLBACKS|$FEDPIPE_STACK|$PYTHONPATH|${PATH%%:*}"'
     result = subprocess.run(
@@ -379,8 +379,8 @@ def test_the_prefix_of_jobs_sets_their_environment(tmp_path: Path) -> None:
     assert result.stdout == f"a {{b}} 'c'|4|{tmp_path.resolve()}:x|{Path(sys.executable).parent}\n"
 
 
-def test_importing_it_imports_nothing_that_takes_time() -> None:
-    """Every job's process imports it."""
+def test_dag_imports_no_slow_packages() -> None:
+    """The process of each job imports the module."""
     program = (
         "import sys; import snakemake.io; before = {*sys.modules}; import fedpipe.workflow.dag\n"
         "print(*{'torch', 'pandas', 'pyarrow', 'numpy'} & ({*sys.modules} - before))"
@@ -395,9 +395,7 @@ def test_importing_it_imports_nothing_that_takes_time() -> None:
 @pytest.mark.parametrize(
     "name", ["papers/published.csv", "papers/pages.py", "report/contrasts.py", "report/figures/panels.py"]
 )
-def test_pages_depend_on_published_numbers_and_on_the_code_that_draws_them(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hash_of_page_sources_depends_on_numbers_and_code(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An edit of any of these files changes the hash."""
     before, read_bytes = dag.hash_page_sources(), Path.read_bytes
     edited = Path(dag.__file__).parents[1] / name

@@ -1,4 +1,4 @@
-"""The jobs that the search of `tune` adds after its rungs, which the progress counts from the start."""
+"""Jobs that the search of `tune` adds after its rungs. The progress counts them from the start."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RULES = {"partition", "segment", "rank"}
     ],
     ids=["runs", "segments", "rounds"],
 )
-def test_later_jobs_are_those_of_the_next_rungs_and_winners(
+def test_later_jobs_cover_next_rungs_and_winners(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     execution: dict[str, Any],
@@ -47,7 +47,7 @@ def test_later_jobs_are_those_of_the_next_rungs_and_winners(
     assert graph.count_later_jobs(RULES) == {
         rule: 8 * of_draw.get(rule, 0) + winners.get(rule, 0) for rule in of_draw.keys() | of_winner.keys()
     }
-    assert not graph.count_later_jobs({"partition", "segment"}), "the search is not computed"
+    assert not graph.count_later_jobs({"partition", "segment"}), "no rule computes the search"
     write_result(plan, 1, (2, 1))
     assert graph.count_later_jobs(RULES) == winners
     write_result(plan, 2, (1,))

@@ -49,8 +49,8 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("Snakefile").write_text(SNAKEFILE)
 
 
-def test_snakemake_as_fedpipe_run_starts_it_imports_no_pandas() -> None:
-    """A plugin that uses it later gets the real one."""
+def test_snakemake_started_by_logger_plugin_imports_no_pandas() -> None:
+    """A plugin that imports pandas later gets the real package."""
     Path("Snakefile").write_text(
         "import sys\n"
         "from snakemake_executor_plugin_slurm import efficiency_report\n"
@@ -65,7 +65,7 @@ def test_snakemake_as_fedpipe_run_starts_it_imports_no_pandas() -> None:
 
 
 @pytest.mark.slow
-def test_a_quiet_snakemake_records_how_each_job_ended() -> None:
+def test_quiet_snakemake_records_end_of_each_job() -> None:
     assert run_snakemake("-n").returncode == 0
     assert not plugin.RECORDS_FOLDER.exists(), "a dry run starts no jobs"
     assert run_snakemake("--quiet", "rules", "host").returncode == 1
@@ -92,7 +92,7 @@ def test_a_quiet_snakemake_records_how_each_job_ended() -> None:
     assert all(ends[job] >= begins[job] for job in ends)
 
 
-def test_each_snakemake_has_a_file_and_the_oldest_are_removed() -> None:
+def test_job_records_have_file_per_snakemake_and_limit() -> None:
     plugin.RECORDS_FOLDER.mkdir(parents=True)
     for number in range(plugin.FILE_LIMIT + 20):
         (plugin.RECORDS_FOLDER / f"{number:019}-1.jsonl").write_text(json.dumps({"number": number}))
@@ -105,7 +105,7 @@ def test_each_snakemake_has_a_file_and_the_oldest_are_removed() -> None:
     assert read_files() == contents, "it started no jobs"
 
 
-def test_records_that_cannot_be_written_are_mentioned_once() -> None:
+def test_snakemake_warns_once_about_unwritable_job_records() -> None:
     Path(".snakemake").mkdir()
     Path(".snakemake/fedpipe").write_text("a file where a folder should be")
     result = run_snakemake("good.txt", "bad.txt", "killed.txt")
@@ -115,7 +115,7 @@ def test_records_that_cannot_be_written_are_mentioned_once() -> None:
 
 
 def build_printer(stream: io.StringIO, is_dry_run: bool = False, **stats: int) -> progress.ProgressPrinter:
-    """The console after Snakemake's table of jobs."""
+    """Build a printer that has received Snakemake's table of jobs."""
     printer = progress.ProgressPrinter(stream, is_dry_run=is_dry_run, is_quiet=False)
     stats |= {"all": 1, "total": sum(stats.values()) + 1}
     printer.print_record(logging.makeLogRecord({"event": LogEvent.RUN_INFO, "stats": stats}))
@@ -132,7 +132,7 @@ def end_job(printer: progress.ProgressPrinter, number: int, time: float) -> None
     printer.print_record(logging.makeLogRecord(fields))
 
 
-def test_time_left_is_that_of_long_jobs_and_counts_parallel_ones() -> None:
+def test_time_left_depends_on_long_and_parallel_jobs() -> None:
     stream = io.StringIO()
     printer = build_printer(stream, partition=1, segment=9, table=1)
     begin_job(printer, 1, "partition", 0)
@@ -156,7 +156,7 @@ def test_time_left_is_that_of_long_jobs_and_counts_parallel_ones() -> None:
     assert lines[-2:] == ["10 of 11  segment (0 s)", "11 of 11  table (3 s)"]
 
 
-def test_the_total_has_the_jobs_that_a_search_adds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_total_contains_later_jobs_of_search(monkeypatch: pytest.MonkeyPatch) -> None:
     class Study:
         def describe_remaining_runs(self) -> str:
             return "2 of 2 runs to do"
@@ -188,7 +188,7 @@ def test_the_total_has_the_jobs_that_a_search_adds(monkeypatch: pytest.MonkeyPat
     assert stream.getvalue() == "2 of 2 runs to do, at most 4 jobs, of which 2 are known\n"
 
 
-def test_a_job_that_succeeds_in_another_attempt_is_no_failure() -> None:
+def test_progress_ignores_failure_of_job_that_succeeds_later() -> None:
     stream = io.StringIO()
     Path("job.log").write_text("fedpipe: model.name: 'x' is unknown.\n")
     printer = build_printer(stream, segment=2)
@@ -207,7 +207,7 @@ def test_a_job_that_succeeds_in_another_attempt_is_no_failure() -> None:
     ]
 
 
-def test_errors_and_warnings_without_a_job_are_printed_and_usual_output_is_not() -> None:
+def test_progress_prints_only_errors_and_warnings_without_job() -> None:
     stream = io.StringIO()
     printer = build_printer(stream)
     messages = {
@@ -221,5 +221,5 @@ def test_errors_and_warnings_without_a_job_are_printed_and_usual_output_is_not()
     assert stream.getvalue() == "LockException:\nDirectory cannot be locked.\nThe disk is slow.\n"
 
 
-def test_snakemake_still_announces_ctrl_c_by_this_message() -> None:
+def test_ctrl_c_message_matches_snakemake() -> None:
     assert f'"{progress.CTRL_C_MESSAGE}' in inspect.getsource(JobScheduler.schedule)

@@ -25,7 +25,7 @@ def run_snakemake(*arguments: str, folder: Path, python: str = sys.executable, p
 
 
 @pytest.mark.slow
-def test_an_editable_install_has_the_plugins_in_any_folder(tmp_path: Path) -> None:
+def test_editable_install_has_plugins_in_any_folder(tmp_path: Path) -> None:
     """Snakemake searches the folders of sys.path, which do not contain setuptools' finder for editable installs."""
     clone = studies.copy_project(tmp_path / "clone")
     venv.create(tmp_path / "venv")
@@ -37,8 +37,8 @@ def test_an_editable_install_has_the_plugins_in_any_folder(tmp_path: Path) -> No
     assert all(option in output for option in OPTIONS)
 
 
-def test_an_option_of_the_other_executor_is_rejected(tmp_path: Path) -> None:
-    """It would have no effect. It may also be in a profile."""
+def test_option_of_other_slurm_executor_is_rejected(tmp_path: Path) -> None:
+    """The option would have no effect. It may also be in a profile."""
     (tmp_path / "Snakefile").write_text("rule one:\n    output: 'a'\n    shell: 'touch a'\n")
     arguments = ("--executor", "fedpipe-slurm", "--jobs", "1")
     message = "--slurm-{}. Use --fedpipe-slurm-{}, in a profile fedpipe-slurm-{}."
@@ -50,8 +50,8 @@ def test_an_option_of_the_other_executor_is_rejected(tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
 
 
-def test_the_plugins_import_no_fedpipe() -> None:
-    """Snakemake imports them before the Snakefile, which would get this fedpipe instead of its own."""
+def test_plugins_do_not_import_fedpipe() -> None:
+    """Snakemake imports the plugins before the Snakefile, which would get this fedpipe instead of its own."""
     program = (
         "import sys, snakemake_executor_plugin_fedpipe_slurm, snakemake_logger_plugin_fedpipe\n"
         "assert not [name for name in sys.modules if name.partition('.')[0] in ('fedpipe', 'torch')]"

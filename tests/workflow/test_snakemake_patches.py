@@ -51,7 +51,7 @@ PUBLIC = {"job_rate_limiter", "get_free_jobs", "run_uuid"}
     [(patch, owner, name, names) for patch, owner, names in REPLACED for name in sorted(names)],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_version_without_it_is_rejected(
+def test_patch_rejects_snakemake_without_replaced_name(
     patch: Callable[[], None], owner: type, name: str, names: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = type(owner.__name__, (), dict.fromkeys(names - {name}))
@@ -62,7 +62,7 @@ def test_a_version_without_it_is_rejected(
 
 
 @pytest.mark.parametrize(("module", "owners"), SOURCES, ids=["patches", "executor"])
-def test_the_installed_versions_have_all_private_names(module: object, owners: tuple[type, ...]) -> None:
+def test_installed_versions_have_all_private_names(module: object, owners: tuple[type, ...]) -> None:
     nodes = list(ast.walk(ast.parse(Path(inspect.getfile(module)).read_text())))  # type: ignore[arg-type]
     attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
     own_names = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
@@ -77,7 +77,7 @@ def test_the_installed_versions_have_all_private_names(module: object, owners: t
     assert [name for name in sorted(used_names) if not re.search(rf"(def |self\.){name}\b", source)] == []
 
 
-def test_records_of_parameters_are_the_same_without_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parameter_records_are_equal_without_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
     serialize = FilePersistence._serialize_param_pandas
     monkeypatch.setattr(FilePersistence, "_serialize_param_pandas", serialize)  # for the end of this test
     patch_parameter_records()

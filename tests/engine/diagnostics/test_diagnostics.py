@@ -1,4 +1,4 @@
-"""What diagnostics find in the states of a run, against plain PyTorch and against what the run itself has recorded."""
+"""Diagnostics of a run, compared with plain PyTorch and with the recorded results of the run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run_study(label: str = "fedavg", execution: dict[str, Any] | None = None, **
 
 
 def build_network(run: Run, local: local_models.LocalModel) -> nn.Module:
-    """Plain PyTorch's, with a client's model."""
+    """Build a plain PyTorch network with a client's model."""
     result: nn.Module = run.algorithm.net._build().to(next(iter(local.model.values())).dtype)
     result.load_state_dict({**result.state_dict(), **local.model, **(local.buffers or {})})
     return result.eval()
@@ -60,10 +60,10 @@ def count_correct_predictions(run: Run, local: local_models.LocalModel) -> int:
 
 
 @pytest.mark.parametrize(("precision", "is_accepted"), [("bfloat16", True), ("full", False)])
-def test_on_another_device_the_rounding_of_the_runs_precision_decides(
+def test_replay_on_another_device_accepts_rounding_of_precision(
     monkeypatch: pytest.MonkeyPatch, precision: str, is_accepted: bool
 ) -> None:
-    """Steps that are 1 % longer simulate another device: less than bfloat16's rounding, more than float32's."""
+    """Steps that are 1 % longer simulate another device. They exceed rounding in float32, but not in bfloat16."""
     run = run_study(federation={"precision": precision})
     update, environment = optimizers.SGD.update_parameters, run.get_environment()
     monkeypatch.setattr(Run, "get_environment", lambda self: environment | {"device": "another CPU"})
@@ -92,8 +92,8 @@ def test_on_another_device_the_rounding_of_the_runs_precision_decides(
         ("fedper", {"model": {"name": f"{__name__}.build_normalized_model"}, "federation": {"buffers": "keep"}}),
     ],
 )
-def test_models_are_those_that_the_protocols_have_measured(label: str, sections: dict[str, Any], stack: int) -> None:
-    """The accuracies of the models that diagnostics read, computed by plain PyTorch, are the recorded ones."""
+def test_local_models_have_accuracies_recorded_by_protocols(label: str, sections: dict[str, Any], stack: int) -> None:
+    """Plain PyTorch computes the recorded accuracies from the models that diagnostics read."""
     run = run_with_stack(label, sections, stack)
     recorded = {
         (row["protocol"], row["client"]): row["correct"]
@@ -128,14 +128,14 @@ def run_with_stack(label: str, sections: dict[str, Any], stack: int) -> Run:
     return run
 
 
-def test_what_travels_is_what_a_diagnostic_finds_trained() -> None:
+def test_replayed_local_models_equal_uploads() -> None:
     run = run_study()
     block = run.train(AT, run.participants(AT))
     for local, upload in zip(local_models.replay_local_models(run, AT), block.uploads, strict=True):
         assert all(torch.equal(local.model[name], value) for name, value in upload["model"].items())
 
 
-def test_a_round_that_does_not_come_out_as_recorded_is_not_looked_into() -> None:
+def test_diagnostic_rejects_round_with_different_result_in_replay() -> None:
     run = run_study()
     files = run.files.get_round_files(AT)
     packing.unpack_folder(run.files.rounds_folder)
@@ -156,7 +156,7 @@ def test_a_round_that_does_not_come_out_as_recorded_is_not_looked_into() -> None
 # -- head norms --------------------------------------------------------------------------------------------------------
 
 
-def test_norms_by_hand() -> None:
+def test_head_norm_rows_match_hand_computed_values() -> None:
     result = list(
         head_norms.make_norm_rows("trained", 7, torch.tensor([[3.0, 4.0], [0.0, 0.0], [1.0, 0.0]]), [6, 0, 2])
     )
@@ -169,7 +169,7 @@ def test_norms_by_hand() -> None:
     assert (row["relative"], row["share"], row["samples"]) == (0, None, None)
 
 
-def test_the_distance_between_shares_and_norms_by_hand() -> None:
+def test_class_distribution_distance_matches_hand_computed_value() -> None:
     heads = {0: ([[3.0, 4.0], [0.0, 5.0]], [1, 3]), 1: ([[1.0, 0.0], [0.0, 0.0]], [4, 0])}
     rows = [
         row
@@ -182,7 +182,7 @@ def test_the_distance_between_shares_and_norms_by_hand() -> None:
     assert head_norms.compute_class_distribution_distance(table, "received") == pytest.approx(math.sqrt(0.5))
 
 
-def test_norms_of_all_models_of_a_run() -> None:
+def test_head_norms_table_covers_all_models_of_run() -> None:
     run = run_study("cwfedavg")
     model_names = ["received", "trained", "finetuned", "class"]
     frame = head_norms.compute_table(run, AT, {"models": model_names, "finetune_epochs": 2}).to_pandas()
@@ -200,11 +200,11 @@ def test_norms_of_all_models_of_a_run() -> None:
     assert rows_of_owner["share"].to_list() == pytest.approx((counts / counts.sum()).tolist())
     server = run.load_server_state(AT)["distributions"][
         participants[0]
-    ]  # what the server has read off the uploaded head
+    ]  # the server computes it from the uploaded head
     assert rows_of_owner["relative"].to_list() == pytest.approx(server.tolist(), rel=1e-5)
 
 
-def test_the_global_models_norms() -> None:
+def test_head_norms_of_global_model_match_server_state() -> None:
     run = run_study()
     frame = head_norms.compute_table(run, AT, {"models": ["global"], "finetune_epochs": 1}).to_pandas()
     head = run.load_server_state(AT)["model"]["head.weight"]
@@ -213,7 +213,7 @@ def test_the_global_models_norms() -> None:
     assert int(frame["samples"].sum()) == sum(run.clients.sizes)
 
 
-def test_who_has_no_such_model_is_told() -> None:
+def test_head_norms_reject_method_without_requested_model() -> None:
     run = run_study("local")
     with pytest.raises(SettingsError, match=r"^diagnostics: local has no global model"):
         head_norms.compute_table(run, AT, {"models": ["global"], "finetune_epochs": 1})
@@ -221,11 +221,11 @@ def test_who_has_no_such_model_is_told() -> None:
         head_norms.compute_table(run, AT, {"models": ["class"], "finetune_epochs": 1})
 
 
-# -- locals ------------------------------------------------------------------------------------------------------------
+# -- step traces -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stack", [1, 3])
-def test_shares_by_step_are_those_of_training_by_hand(stack: int) -> None:
+def test_step_traces_match_manual_training(stack: int) -> None:
     run = run_study("cwfedavg", {"stack": stack}, algorithms={"cwfedavg": {"wdr": 3.0}}, federation={"local_epochs": 2})
     table = step_traces.compute_table(run, AT, {"clients": None})
     for client in run.participants(AT):
@@ -262,7 +262,7 @@ def load_received_model(run: Run, client: int) -> Any:
     return run.algorithm.net.to_model(common["base"] | own["upper"].map(lambda value: value[0]))
 
 
-def test_a_client_that_does_not_train_in_the_round_is_refused() -> None:
+def test_step_traces_reject_client_that_does_not_train_in_round() -> None:
     run = run_study()
     absent_client = next(client for client in range(10) if client not in run.participants(AT))
     with pytest.raises(SettingsError, match=rf"^diagnostics: client {absent_client} does not train in round {AT}"):
@@ -272,7 +272,7 @@ def test_a_client_that_does_not_train_in_the_round_is_refused() -> None:
 # -- gradients, surface, features --------------------------------------------------------------------------------------
 
 
-def test_gradients_are_autograds_on_all_of_a_clients_data() -> None:
+def test_gradient_norms_match_autograd_on_all_client_data() -> None:
     run = run_study()
     frame = gradients.compute_table(run, AT, {}).to_pandas()
     all_indices = np.concatenate(run.clients.train)
@@ -293,7 +293,7 @@ def test_gradients_are_autograds_on_all_of_a_clients_data() -> None:
     assert sorted(frame["client"].unique()) == [-1, *range(10)]
 
 
-def test_gradients_are_at_rest_with_the_clients_own_statistics() -> None:
+def test_gradient_norms_use_running_statistics_of_client() -> None:
     run = run_with_stack(
         "fedper", {"model": {"name": f"{__name__}.build_normalized_model"}, "federation": {"buffers": "keep"}}, 1
     )
@@ -311,7 +311,7 @@ def test_gradients_are_at_rest_with_the_clients_own_statistics() -> None:
     assert -1 not in set(frame["client"]), "a server without statistics has no model to measure"
 
 
-def test_the_surface_is_the_loss_of_moved_models() -> None:
+def test_loss_surface_matches_loss_of_shifted_models() -> None:
     run = run_study()
     settings = {"points": 3, "radius": 0.5, "samples": 100, "seed": 4}
     frame = surface.compute_table(run, AT, settings).to_pandas()
@@ -325,7 +325,7 @@ def test_the_surface_is_the_loss_of_moved_models() -> None:
             else:
                 torch.testing.assert_close(direction[name].norm(dim=1), value.norm(dim=1))
     assert abs(float(first_direction.flat() @ second_direction.flat())) < 0.2 * float(model.square_norm()), (
-        "two directions"
+        "directions must be almost orthogonal"
     )
     rows = surface.sample_indices(np.unique(np.concatenate(run.clients.train)), 100, 4)
     assert len(set(rows)) == 100
@@ -343,7 +343,7 @@ def test_the_surface_is_the_loss_of_moved_models() -> None:
     assert frame["loss"].nunique() == 9
 
 
-def test_a_convolutions_filters_are_scaled_one_by_one() -> None:
+def test_random_direction_scales_each_convolution_filter() -> None:
     from fedpipe.core.tensors import Tensors
 
     model = Tensors({"weight": torch.stack([torch.full((2, 3, 3), 2.0), torch.zeros(2, 3, 3)]), "bias": torch.ones(2)})
@@ -354,7 +354,7 @@ def test_a_convolutions_filters_are_scaled_one_by_one() -> None:
     torch.testing.assert_close(repeated_run["weight"], 3 * result["weight"])
 
 
-def test_features_and_rows_have_unit_length_and_their_classes() -> None:
+def test_features_table_contains_normalized_features_and_head_rows() -> None:
     run = run_study()
     settings = {"samples": 40, "perplexity": 5, "seed": 0}
     table = features.compute_table(run, AT, settings)
@@ -373,6 +373,6 @@ def test_features_and_rows_have_unit_length_and_their_classes() -> None:
     head = F.normalize(net.head.weight.detach(), dim=1)
     np.testing.assert_allclose(np.stack(crosses["vector"]), head.numpy(), atol=1e-5)
     assert np.isfinite(frame[["x", "y"]].to_numpy()).all()
-    assert features.compute_table(run, AT, settings).equals(table), "the same settings give the same picture"
+    assert features.compute_table(run, AT, settings).equals(table), "equal settings must give equal tables"
     with pytest.raises(SettingsError, match=r"^diagnostics: perplexity 50 .* 50 vectors.* less than 50"):
         features.compute_table(run, AT, settings | {"perplexity": 50})

@@ -1,4 +1,4 @@
-"""Diagnostics as a study declares them: their keys, the states that they need, and what is refused before any job."""
+"""Diagnostics in a study: their keys, the states that they need, and invalid settings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run_command(*arguments: str) -> None:
     CliRunner().invoke(app.app, list(arguments), catch_exceptions=False)
 
 
-def test_a_diagnostics_key_holds_its_run_round_settings_and_code_and_no_run_holds_it(
+def test_diagnostic_key_depends_on_run_round_settings_and_code(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     base_plan = plan_study({"n": NORMS})
@@ -44,14 +44,14 @@ def test_a_diagnostics_key_holds_its_run_round_settings_and_code_and_no_run_hold
     ]
     assert {diagnostic.key for diagnostic in plan_study({"m": NORMS}).diagnostics} == {
         diagnostic.key for diagnostic in base_plan.diagnostics
-    }, "names are for people"
+    }, "keys must not depend on the names of diagnostics"
     monkeypatch.setattr(code_digest, "compute_diagnostic_digest", lambda kind: "another")
     other_plans.append(plan_study({"n": NORMS}))
     keys = [diagnostic.key for plan in (base_plan, *other_plans) for diagnostic in plan.diagnostics]
     assert len(set(keys)) == len(keys) == 12
 
 
-def test_the_digest_of_a_diagnostic_is_of_what_diagnostics_have_of_their_own() -> None:
+def test_code_digest_differs_between_diagnostics_and_from_shared_code() -> None:
     assert len({code_digest.compute_diagnostic_digest(kind) for kind in code_digest.DIAGNOSTIC_MODULES}) == len(
         code_digest.DIAGNOSTIC_MODULES
     )
@@ -59,7 +59,7 @@ def test_the_digest_of_a_diagnostic_is_of_what_diagnostics_have_of_their_own() -
     assert expected not in {code_digest.compute_diagnostic_digest(kind) for kind in code_digest.DIAGNOSTIC_MODULES}
 
 
-def test_last_is_the_last_round_and_points_seeds_and_methods_can_be_chosen() -> None:
+def test_diagnostics_select_rounds_algorithms_seeds_and_grid_points() -> None:
     diagnostics = {
         "all": {"kind": "gradients"},
         "some": {
@@ -111,13 +111,13 @@ def test_last_is_the_last_round_and_points_seeds_and_methods_can_be_chosen() -> 
     ],
     ids=str,
 )
-def test_what_can_not_be_looked_at_is_refused_before_any_job(entry: dict[str, Any], message: str) -> None:
+def test_plan_rejects_invalid_diagnostics(entry: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message) as error:
         plan_study({"n": entry})
     assert "\n" not in str(error.value)
 
 
-def test_a_point_that_the_grid_never_has_is_refused() -> None:
+def test_plan_rejects_diagnostic_of_missing_grid_point() -> None:
     entry = NORMS | {"where": {"partition.alpha": 0.4}}
     with pytest.raises(SettingsError, match=r"^diagnostics\.n\.where: 'partition\.alpha' .*0\.4 .*study\.grid"):
         plan_study({"n": entry}, study={"algorithms": ["fedavg"], "grid": {"partition.alpha": [0.3, 0.5]}})
@@ -126,8 +126,8 @@ def test_a_point_that_the_grid_never_has_is_refused() -> None:
 
 
 @pytest.mark.parametrize("label", ["fedavg", "scaffold"])
-def test_the_states_that_a_diagnostic_needs_stay(label: str) -> None:
-    """For every `keep_models`, and for a method whose clients have states."""
+def test_pruning_keeps_states_that_diagnostics_need(label: str) -> None:
+    """One of the methods has kept states of clients."""
     params = studies.settings((label,), 6, artifacts={"keep_models": "last"}, dataset={"subset": 200})
     params["diagnostics"] = {"n": {"kind": "head-norms", "rounds": [3]}}
     plan = studies.prepare(params)
@@ -142,10 +142,10 @@ def test_the_states_that_a_diagnostic_needs_stay(label: str) -> None:
     assert table["owner"].unique().to_pylist() == run.participants(3)
     expected = studies.hash_results(run.files.path)
     run_command("diagnostic", str(diagnostic.files.settings))
-    assert studies.hash_results(run.files.path) == expected, "a diagnostic changes nothing of its run"
+    assert studies.hash_results(run.files.path) == expected, "a diagnostic must not change its run"
     assert files.read_parquet(diagnostic.files.table).equals(table)
 
-    # declared too late: the states of round 4 are gone
+    # the run has already deleted the states of round 4
     params["diagnostics"]["n"]["rounds"] = [4]
     (diagnostic,) = studies.prepare(params).diagnostics
     with pytest.raises(ArtifactError, match=r"states of round 4 .*artifacts\.keep_models .*`rm -r "):
@@ -153,7 +153,7 @@ def test_the_states_that_a_diagnostic_needs_stay(label: str) -> None:
     assert not diagnostic.files.table.exists()
 
 
-def test_edited_settings_of_a_diagnostic_are_refused() -> None:
+def test_diagnostic_rejects_edited_damaged_or_missing_settings() -> None:
     plan = plan_study({"n": NORMS | {"algorithms": ["fedavg"]}})
     planner.write_plan(plan)
     (diagnostic,) = plan.diagnostics

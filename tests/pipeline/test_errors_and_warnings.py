@@ -16,7 +16,7 @@ KEPT = ["kept-on-global", "kept-on-local"]
 
 
 @pytest.mark.slow
-def test_settings_on_snakemakes_command_line_are_refused_by_name(project: Project) -> None:
+def test_snakemake_rejects_study_settings_in_config_options(project: Project) -> None:
     study = studies.settings(rounds=1)
     studies.write(study, project.folder)
     (project.folder / "params.yaml").rename(project.folder / "studies/other.yaml")
@@ -39,8 +39,8 @@ def test_settings_on_snakemakes_command_line_are_refused_by_name(project: Projec
 
 
 @pytest.mark.slow
-def test_data_that_came_meanwhile_take_the_place_of_noise(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without any edit: a plan with generated samples is made again each time."""
+def test_new_mirror_files_replace_generated_samples(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Snakemake plans a study with generated samples again each time, without any edit."""
     monkeypatch.chdir(project.folder)
     monkeypatch.setattr("fedpipe.data.sources.fetch.get_cache_folder", lambda: project.folder / "cache")
     studies.write(studies.settings(dataset={"name": "mnist", "subset": 300, "on_missing": "generate"}), project.folder)
@@ -48,7 +48,7 @@ def test_data_that_came_meanwhile_take_the_place_of_noise(project: Project, monk
     assert [run.dataset.partition("-")[0] for run in new_plan.runs] == ["generated"]
     for file in parser.parse_dataset({"name": "mnist"}).configured_dataset.files:  # type: ignore[attr-defined]
         (project.folder / "mirror" / file.name).parent.mkdir(parents=True, exist_ok=True)
-        (project.folder / "mirror" / file.name).write_bytes(b"")  # nobody reads them yet
+        (project.folder / "mirror" / file.name).write_bytes(b"")  # a dry run does not read them
     planned = project.run("env", "FEDPIPE_MIRROR=mirror", "snakemake", "-n", "all", *LOCAL)
     assert count_jobs(planned)["segment"] == 1
     assert "results/data/mnist-" in planned
@@ -56,7 +56,7 @@ def test_data_that_came_meanwhile_take_the_place_of_noise(project: Project, monk
 
 
 @pytest.mark.slow
-def test_warnings_are_shown_as_snakemake_plans_and_stand_under_the_table(project: Project) -> None:
+def test_snakemake_prints_plan_warnings_and_table_repeats_them(project: Project) -> None:
     studies.write(studies.settings(("fedper", "cfl"), 1, evaluation={"protocols": KEPT}), project.folder)
     assert project.snakemake("all").count(WARNING) == 1
     message = project.run("fedpipe", "show")
@@ -69,11 +69,11 @@ def test_warnings_are_shown_as_snakemake_plans_and_stand_under_the_table(project
         )
     again = project.snakemake("-n", "all")
     assert "Nothing to be done" in again
-    assert WARNING not in again, "the plan holds"
+    assert WARNING not in again, "the plan is up to date"
 
 
 @pytest.mark.slow
-def test_models_as_last_trained_are_the_same_in_jobs_of_single_rounds(project: Project) -> None:
+def test_kept_protocols_have_equal_bits_in_segments_and_single_rounds(project: Project) -> None:
     def hash_runs() -> dict[str, str]:
         return {name: sha256 for name, sha256 in project.hash_results().items() if name.startswith("runs")}
 
