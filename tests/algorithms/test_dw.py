@@ -144,7 +144,7 @@ def test_dw_records_soft_labels_of_server_and_clients(make_trial):
 
 def test_dw_section_of_algorithm_sets_mu():
     assert build_algorithm("scaffold", 2.0).dw == DW(mu=2.0)
-    with pytest.raises(Exception, match=r"algorithms\.dw\.mu"):
+    with pytest.raises(SettingsError, match=r"algorithms\.dw\.mu"):
         build_algorithm("scaffold", -1.0)
 
 

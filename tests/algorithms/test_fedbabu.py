@@ -1,5 +1,3 @@
-import itertools
-
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -92,5 +90,5 @@ def test_fedbabu_fine_tuning_improves_local_scores(make_trial):
     download, finetuned = (trial.train(EVERYONE, ("local",), stage) for stage in ("receive", "finetune"))
     before, after = ([outcome.scores["local"] for outcome in outcomes] for outcomes in (download, finetuned))
     assert sum(score.correct for score in after) > sum(score.correct for score in before)
-    pairs = itertools.zip_longest(before[1:], after[1:])
+    pairs = zip(before[1:], after[1:], strict=True)
     assert sum(score.loss > tuned.loss for score, tuned in pairs) >= 6

@@ -135,4 +135,4 @@ def test_explicit_download_stores_no_generated_samples(name: str | None, tmp_pat
 @pytest.mark.parametrize("like", ["digits", "generated", "nothing"])
 def test_generated_dataset_rejects_unpublished_name_for_like(like: str) -> None:
     with pytest.raises(SettingsError, match=r"dataset\.like"):
-        assert parser.parse_dataset({"name": "generated", "like": like}).dataset_info
+        _ = parser.parse_dataset({"name": "generated", "like": like}).dataset_info

@@ -30,8 +30,13 @@ BANNED = {
     r"\bnobody\b": "a sentence about what happens",
     r"\bit should\b": "Use ..., or: It must ...",
 }
+#: Words without a subject, and verbs for people, in the names of tests.
+BANNED_IN_NAMES = re.compile(
+    r"_(?:what|who|whom|whoever|nobody|told|tells|said|says|lies|stands|refuses|refused)(?:_|$)"
+)
 SEMICOLONS_PER_1000_WORDS = 2
 GENERATED_PAGES = {"algorithms", "datasets", "models", "partitions", "settings"}  #: from docstrings, which are tested
+FOLDERS = [*sorted(f"fedpipe/{path.parent.name}" for path in PACKAGE.glob("*/__init__.py")), "benchmarks", "tests"]
 WRITTEN_PAGES = [
     *("README.md", "CONTRIBUTING.md", "benchmarks/RESULTS.md"),
     *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")) if path.stem not in GENERATED_PAGES),
@@ -54,17 +59,29 @@ def strip_code(text: str) -> str:
     return re.sub(r"``[^`]*``|`[^`]*`|\.\. math::.*?(?:\n\n|$)|:math:`[^`]*`", "", text, flags=re.S)
 
 
-@pytest.mark.parametrize("room", sorted(path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()))
-def test_prose_has_no_banned_phrase(room: str) -> None:
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_prose_has_no_banned_phrase(folder: str) -> None:
     """Print each match with its position and a better word."""
     problems = [
         f"{path.relative_to(ROOT)}:{line}: '{match.group(0)}' -> {advice}"
-        for path in sorted((PACKAGE / room).rglob("*.py"))
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if path != Path(__file__)
         for line, text in read_prose(path)
         for pattern, advice in BANNED.items()
         for match in re.finditer(pattern, strip_code(text), re.I)
     ]
     assert problems == []
+
+
+def test_names_of_tests_have_no_banned_word() -> None:
+    names = {
+        node.name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    }
+    assert len(names) > 1000
+    assert sorted(name for name in names if BANNED_IN_NAMES.search(name)) == []
 
 
 def read_page(page: str) -> str:

@@ -301,7 +301,7 @@ def test_backbone_with_unseeded_noise_is_rejected(monkeypatch: pytest.MonkeyPatc
     get_model = library.get_model
     monkeypatch.setattr(library, "get_model", lambda *args, **kwargs: get_model(*args, **kwargs, drop_rate=0.1))
     with pytest.raises(
-        SettingsError, match=r"^model\.architecture: densenet169 can't be used, .*native_dropout|bernoulli"
+        SettingsError, match=r"^model\.architecture: densenet169 can't be used, .*(native_dropout|bernoulli)"
     ):
         build_model(architecture="densenet169").check((3, 32, 32), 10)
 

@@ -183,10 +183,12 @@ def test_ticks_are_data_values_with_zero_left_of_logarithmic_axis():
 
 
 @pytest.mark.parametrize("value", [2.3, np.nan, np.inf])
-def test_flat_surface_and_single_point_are_drawn(value):
-    """The surface is flat, and the sweep contains only the value 0."""
+def test_flat_surface_is_drawn(value):
     flat = make_frame("panel x y value", [("a", x, y, value) for x, y in GRID])
     assert "loss" in list_texts(panels.draw_surface_panels(flat, "loss"))
+
+
+def test_sweep_of_single_value_is_drawn():
     assert "0" in list_texts(panels.draw_line_panels(make_lines(x=(0,)).assign(mean=55.5), "λ", "y", (), True, True))
 
 

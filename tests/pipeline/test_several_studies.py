@@ -122,30 +122,32 @@ def test_finished_study_keeps_lock_of_running_study(project: Project) -> None:
     assert not list((project.folder / ".snakemake/locks").glob("*.lock"))
 
 
-HELD = """
+WAITING = """
 import fcntl
 from pathlib import Path
 
 from fedpipe.algorithms.fedavg import FedAvg
 
 
-class Held(FedAvg):
-    \"\"\"FedAvg that begins a round when nobody holds a file.\"\"\"
+class Waiting(FedAvg):
+    \"\"\"FedAvg that waits in each round until the file is unlocked.\"\"\"
 
     def send(self, server, ids):
-        with Path("held").open() as held:
-            fcntl.flock(held, fcntl.LOCK_SH)
+        with Path("waiting").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
         return super().send(server, ids)
 """
 
 
 @pytest.mark.slow
 def test_running_snakemake_writes_no_table_after_plan_changes(project: Project) -> None:
-    (project.folder / "own.py").write_text(HELD)
-    studies.write(studies.settings(("held",), 1, algorithms={"held": {"algorithm": "own.Held"}}), project.folder)
+    (project.folder / "own.py").write_text(WAITING)
+    studies.write(
+        studies.settings(("waiting",), 1, algorithms={"waiting": {"algorithm": "own.Waiting"}}), project.folder
+    )
     first, table = (project.folder / "params.yaml").read_text(), project.folder / "results/tables/results.md"
-    with (project.folder / "held").open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with (project.folder / "waiting").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         running = subprocess.Popen(
             ["snakemake", "all", *LOCAL], cwd=project.folder, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
         )

@@ -152,10 +152,21 @@ def test_longer_plan_continues_shorter_run() -> None:
     assert resume_segment(longer_plan, 2) == (2, [])
 
 
+def damage_file(file: Path, damage: str) -> None:
+    data = bytearray(file.read_bytes())
+    match damage:
+        case "truncate":
+            file.write_bytes(data[: len(data) // 2])
+        case "flip":
+            data[len(data) // 2] ^= 1
+            file.write_bytes(data)
+        case "delete":
+            file.unlink()
+
+
 @pytest.mark.parametrize(
     ("name", "damage", "rounds"),
     [
-        ("rounds/0002/server.pt", "truncate", [3, 4]),
         ("rounds/0004/server.pt", "flip", [4]),
         ("rounds/0004/server.pt", "delete", [4]),
         ("rounds/0003/metrics.parquet", "flip", [3, 4]),
@@ -172,22 +183,22 @@ def test_resumed_run_recomputes_damaged_files(name: str, damage: str, rounds: li
     file = Path(path, name)
     if not file.exists():  # the segment has packed its rounds
         packing.unpack_folder(Path(path, "rounds"))
-    data = bytearray(file.read_bytes())
-    match damage:
-        case "truncate":
-            file.write_bytes(data[: len(data) // 2])
-        case "flip":
-            data[len(data) // 2] ^= 1
-            file.write_bytes(data)
-        case "delete":
-            file.unlink()
-    if name == "rounds/0002/server.pt":  # an early state is not needed to resume, so it is not recomputed
-        with pytest.raises(ArtifactError, match=r"0002/server\.pt is damaged"):
-            studies.open_runs(plan)[0].load_server_state(2)
-        return
+    damage_file(file, damage)
     assert resume_segment(plan)[1] == rounds
     assert studies.hash_results(Path(path)) == expected
     assert not list(Path(path, "rounds").rglob("*.json"))
+
+
+def test_resumed_run_does_not_recompute_damaged_early_state() -> None:
+    """Resuming needs only the last state. The damaged one is an error if you load it."""
+    plan = studies.prepare(studies.settings(("scaffold",), ROUNDS))
+    path = plan.runs[0].path
+    list(studies.open_runs(plan)[0].run_segment(ROUNDS))
+    packing.unpack_folder(path / "rounds")
+    damage_file(path / "rounds/0002/server.pt", "truncate")
+    assert resume_segment(plan)[1] == []
+    with pytest.raises(ArtifactError, match=r"0002/server\.pt is damaged"):
+        studies.open_runs(plan)[0].load_server_state(2)
 
 
 def test_resumed_run_recomputes_damaged_member_of_pack() -> None:

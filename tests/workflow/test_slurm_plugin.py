@@ -51,7 +51,7 @@ def test_option_of_other_slurm_executor_is_rejected(tmp_path: Path) -> None:
 
 
 def test_plugins_do_not_import_fedpipe() -> None:
-    """Snakemake imports the plugins before the Snakefile, which would get this fedpipe instead of its own."""
+    """Snakemake imports the plugins before the Snakefile, which may belong to another copy of fedpipe."""
     program = (
         "import sys, snakemake_executor_plugin_fedpipe_slurm, snakemake_logger_plugin_fedpipe\n"
         "assert not [name for name in sys.modules if name.partition('.')[0] in ('fedpipe', 'torch')]"
