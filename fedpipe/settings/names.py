@@ -5,6 +5,7 @@ Keys contain the numbers, so that both spellings have the same key.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ def replace_names_by_numbers(settings: dict[str, Any]) -> dict[str, Any]:
     Raises
     ------
     SettingsError
-        There is no client or class with this name.
+        There is no client or class with this name, or a number is also the name of another client or class.
     """
     if not isinstance(settings.get("federation") or {}, Mapping):
         return settings
@@ -41,16 +42,18 @@ def replace_names_by_numbers(settings: dict[str, Any]) -> dict[str, Any]:
         _convert_to_mapping(federation.get("drift")),
         _convert_to_mapping(settings.get("partition")),
     )
-    client_lists: dict[str, Any] = {"held_out": federation.get("held_out"), "drift.clients": drift.get("clients")}
-    named_lists = {key: value for key, value in client_lists.items() if _has_names(value)}
+    client_lists = {"held_out": federation.get("held_out"), "drift.clients": drift.get("clients")}
+    client_lists = {key: value for key, value in client_lists.items() if isinstance(value, (list, tuple))}
     label_map: Any = drift.get("label_map")
     needs_count = scheme_settings.get(PARTITION.selector) == "natural" and "clients" not in federation
-    if not (needs_count or named_lists or _has_names(label_map)):
+    if not (needs_count or client_lists or isinstance(label_map, Mapping)):
         return settings
     try:
         Federation.model_validate({"clients": federation.get("clients", 1)})
         dataset, scheme = _parse_dataset_and_partition(settings)
     except (ValidationError, UserError):
+        if not (needs_count or any(map(_has_names, [*client_lists.values(), label_map]))):
+            return settings
         unnamed = {key: value for key, value in federation.items() if key not in {"held_out", "drift"}}
         return settings | {"federation": unnamed}
     changes: dict[str, Any] = {}
@@ -59,13 +62,13 @@ def replace_names_by_numbers(settings: dict[str, Any]) -> dict[str, Any]:
     num_clients = changes.get("clients", federation.get("clients", Federation.model_fields["clients"].default))
     numbers = {
         key: _find_client_numbers(f"federation.{key}", value, settings, dataset, scheme, num_clients)
-        for key, value in named_lists.items()
+        for key, value in client_lists.items()
     }
     if "held_out" in numbers:
         changes["held_out"] = numbers["held_out"]
     if "drift.clients" in numbers:
         drift |= {"clients": numbers["drift.clients"]}
-    if _has_names(label_map):
+    if isinstance(label_map, Mapping):
         drift |= {"label_map": _replace_class_names_by_numbers(label_map, dataset)}
     return settings | {"federation": {**federation, **changes, **({"drift": drift} if drift else {})}}
 
@@ -120,11 +123,12 @@ def _find_client_numbers(
 ) -> list[Any]:
     """Numbers of clients. A value of the column, such as a domain, means all of its clients."""
     if not isinstance(scheme, ColumnScheme):
-        name = next(client for client in clients if isinstance(client, str))
-        raise SettingsError(
-            f"{key}: '{name}' can't be used, because only clients of the partitions natural and by-domain have names. "
-            "Use numbers from 0."
-        )
+        if name := next((client for client in clients if isinstance(client, str)), None):
+            raise SettingsError(
+                f"{key}: '{name}' can't be used, because only clients of the partitions natural and by-domain have "
+                "names. Use numbers from 0."
+            )
+        return list(clients)
     seeds = _convert_to_mapping(settings.get("study")).get("seeds", [0]) if scheme.seed is None else [scheme.seed]
     seeds = [seed for seed in seeds if isinstance(seed, int)] if isinstance(seeds, list) else []
     labels, test, columns = _load_columns(dataset)
@@ -132,21 +136,32 @@ def _find_client_numbers(
         tuple(assignment.list_client_values(scheme, labels, test, num_clients, dataset.split, seed, columns))
         for seed in seeds or [0]
     }
-    if len(draws) > 1:
+    if len(draws) > 1 and _has_names(clients):
         raise SettingsError(
             f"{key}: names can't be used, because the seeds draw different clients. Set partition.seed, or remove "
             "federation.clients to use all clients of the data set."
         )
-    values = draws.pop()
-    names = assignment.make_unique_client_names(values)
     numbers: list[Any] = []
-    for client in clients:
-        matches = [number for number, texts in enumerate(zip(names, values, strict=True)) if client in texts]
-        if isinstance(client, str) and not matches:
+    for values, client in itertools.product(draws, clients):
+        names = assignment.make_unique_client_names(values)
+        matches = [number for number, texts in enumerate(zip(names, values, strict=True)) if str(client) in texts]
+        if not isinstance(client, str):
+            _reject_ambiguous_number(key, client, matches)
+            matches = [client]
+        elif not matches:
             reason = _explain_missing_client(client, dataset, scheme) or _suggest_listed_name(client, [*names, *values])
             raise SettingsError(f"{key}: '{client}' is not a client. {reason}")
-        numbers += matches or [client]
-    return numbers
+        numbers += matches
+    return numbers if len(draws) == 1 else list(clients)
+
+
+def _reject_ambiguous_number(key: str, value: Any, matches: Sequence[int]) -> None:
+    """Reject a number that is also the name of another client or class. ``matches``: the numbers with this name."""
+    if matches and [*matches] != [value]:
+        raise SettingsError(
+            f"{key}: {value} is also a name, of number {', '.join(map(str, matches))}. Put names into quotes, as in "
+            f"'{value}'."
+        )
 
 
 def _explain_missing_client(value: str, dataset: Data, scheme: ColumnScheme) -> str | None:
@@ -165,6 +180,8 @@ def _replace_class_names_by_numbers(label_map: Mapping[Any, Any], dataset: Data)
 
     def find_class(label: Any) -> Any:
         if not isinstance(label, str):
+            matches = [names.index(str(label))] if str(label) in names else []
+            _reject_ambiguous_number("federation.drift.label_map", label, matches)
             return label
         if label not in names:
             raise SettingsError(

@@ -427,6 +427,26 @@ def test_held_out_domain_covers_all_clients_of_domain() -> None:
     assert make_plan(federation={"held_out": ["photo", "sketch 2"]}, study=study).runs[0].key == expected
 
 
+def test_number_that_is_name_of_other_client_or_class_is_rejected() -> None:
+    """The columns contain the numbers 1 to 3 and the classes 1 to 2, whose positions are 0 to 2 and 0 to 1."""
+    hospitals, labels = np.arange(len(LABELS)) % 3 + 1, np.array(["1", "2"])[np.arange(len(LABELS)) % 2]
+    np.savez("own.npz", x=PIXELS, y=labels, hospital=hospitals)
+    declare_dataset({"name": "npz", "path": "own.npz"}, {"scheme": "natural", "column": "hospital"})
+    expected = make_plan(federation={"clients": None, "held_out": [0]}).runs[0].key
+    assert make_plan(federation={"clients": None, "held_out": ["1"]}).runs[0].key == expected
+    for section, problem in (
+        ({"held_out": [2]}, r"held_out: 2 is also a name, of number 1\. Put names into quotes, as in '2'"),
+        ({"held_out": [3]}, "held_out: 3 is also a name"),
+        ({"clients": 2, "held_out": [1]}, "held_out: 1 is also a name"),
+        ({"drift": {"round": 1, "clients": [1]}}, r"drift\.clients: 1 is also a name, of number 0"),
+        ({"drift": {"round": 1, "label_map": {0: 1, 1: 0}}}, r"drift\.label_map: 1 is also a name, of number 0"),
+    ):
+        with pytest.raises(SettingsError, match=rf"^federation\.{problem}"):
+            make_plan(federation={"clients": None} | section)
+    drift = {"round": 1, "label_map": {"1": "2", "2": "1"}}
+    assert make_plan(federation={"clients": None, "drift": drift}).drift_notes
+
+
 @pytest.mark.parametrize(
     ("sections", "problem"),
     [
