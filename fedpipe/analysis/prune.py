@@ -133,7 +133,7 @@ def remove_files(unneeded_files: Iterable[UnneededFiles]) -> None:
 
 def _find_needed_paths() -> tuple[set[Path], set[Path], set[Path]]:
     """Find runs, partitions and data sets that the studies of this folder need."""
-    runs, partitions, data = set(), set(), set()
+    runs, partitions, data = set[Path](), set[Path](), set[Path]()
     study_paths = glob.glob(f"{STUDIES}/**/*.yaml", recursive=True, include_hidden=True)  # noqa: PTH207  # follows links
     for path in [PARAMS, *(path for path in map(Path, sorted(study_paths)) if path.name != layout.DVC_YAML)]:
         try:
@@ -144,10 +144,17 @@ def _find_needed_paths() -> tuple[set[Path], set[Path], set[Path]]:
             raise SettingsError(f"{path}: the study can't be planned, so its runs are unknown. {error}") from None
         for study_plan in plans:
             needed_runs = study_plan.add_search_results(has_draws=True).runs
-            runs |= {run.path for run in needed_runs}
+            runs |= {run.path for run in needed_runs} | _find_searched_runs(study_plan.rung_files)
             partitions |= {layout.get_assignment_path(run.partition).parent for run in needed_runs}
             data |= {layout.get_dataset_path(run.dataset) for run in study_plan.runs}
     return runs, partitions, data
+
+
+def _find_searched_runs(rung_files: Iterable[Path]) -> set[Path]:
+    """Find the runs of a search's winners and of TPE's draws, also if the study was edited after the search."""
+    texts = [path.read_text() for path in rung_files if path.is_file()]
+    keys = {key for text in texts for key in re.findall(f'"({KEY_PATTERN})"', text)}
+    return {path for path in RESULTS.glob("runs/*/*") if path.name in keys}
 
 
 def _has_undeclared_data(params: Path) -> bool:

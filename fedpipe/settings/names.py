@@ -42,7 +42,7 @@ def replace_names_by_numbers(settings: dict[str, Any]) -> dict[str, Any]:
         _convert_to_mapping(federation.get("drift")),
         _convert_to_mapping(settings.get("partition")),
     )
-    client_lists = {"held_out": federation.get("held_out"), "drift.clients": drift.get("clients")}
+    client_lists: dict[str, Any] = {"held_out": federation.get("held_out"), "drift.clients": drift.get("clients")}
     client_lists = {key: value for key, value in client_lists.items() if isinstance(value, (list, tuple))}
     label_map: Any = drift.get("label_map")
     needs_count = scheme_settings.get(PARTITION.selector) == "natural" and "clients" not in federation

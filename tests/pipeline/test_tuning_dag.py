@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from typing import Any
 
@@ -126,6 +127,13 @@ def test_dvc_records_and_restores_search(project: Project) -> None:
         after = project.hash_results()
         assert before.items() < after.items(), "an edit only adds files"
         before = after
+    planned = (project.folder / "params.yaml").read_text()
+    project.edit(study={"seeds": [0, 1]})
+    pruned = project.run("fedpipe", "prune", check=False)
+    keys = re.findall(r'"([0-9a-f]{12})"', "".join((project.folder / path).read_text() for path in RUNGS))
+    assert len(keys) > 6
+    assert not [key for key in keys if key in pruned], "the winner and TPE's draws have runs with all seeds"
+    (project.folder / "params.yaml").write_text(planned)
     project.run("git", "stash")
     project.run("dvc", "checkout")
     assert read_rungs(project) == [first, second]
