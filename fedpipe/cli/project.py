@@ -23,7 +23,8 @@ def init_project(
     from fedpipe.cli.scaffold import project
 
     if not update:
-        project.create_project(folder)
+        for name in project.create_project(folder):
+            typer.echo(f"Your {name} is kept.")
         typer.echo(
             f"Created the project {folder}. Run its study:  cd {shlex.quote(str(folder))} && fedpipe run\n"
             "Its settings are in params.yaml. A custom algorithm is in own.py: `prox: {algorithm: own.Prox}`.\n"

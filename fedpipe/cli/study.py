@@ -119,8 +119,8 @@ def run_studies(
         raise SettingsError(f"{params}: the file does not exist. Change to the folder that contains it.")
     if not Path("Snakefile").is_file() and not {"-s", "--snakefile"}.intersection(context.args):
         raise SettingsError(
-            "Snakefile: this folder has none, so it is not a project. Change to your project, or create one with "
-            "`fedpipe init NEW`."
+            "Snakefile: this folder has none, so it is not a project. Change to your project, or make this folder one "
+            "with `fedpipe init .`, which keeps your params.yaml."
         )
     StudyFiles.from_params(params, preset)  # raises an error if the preset can't be part of a path
     snakemake_options = list(context.args)

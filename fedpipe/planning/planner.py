@@ -217,6 +217,7 @@ class _PlanDraft:
             study_facts.reject_passes_of_frozen_body(algorithm, label, params_by_label[label])
             facts = study_facts.build_study_facts(algorithm, params_by_label[label])
             self.warnings += algorithm.warnings(facts, f"algorithms.{label}")
+            self.warnings += study_facts.list_protocol_warnings(algorithm, label, params_by_label[label])
         settings = {
             label: RunSettings.from_params(params, label, seeds[0]) for label, params in params_by_label.items()
         }
@@ -236,6 +237,8 @@ class _PlanDraft:
         resolve_draw: Callable[[str, dict[str, Any]], Params],
     ) -> None:
         """Add the draws of section `tune` at a point. ``resolve_draw`` resolves the settings of a method's draw."""
+        from fedpipe.planning import study_facts  # here, because `fedpipe status` imports no torch
+
         tune = self.study_params.tune
         if tune is None:
             return
@@ -247,6 +250,7 @@ class _PlanDraft:
             if name in self.searches:
                 continue
             protocol = search.get_ranking_protocol(tune, params, label)
+            study_facts.require_ranking_model(params.algorithms[label].algorithm, label, params, protocol)
             resolve = partial(resolve_draw, label)
             plan_draw = self.draw_planners[name] = partial(self._plan_draw, tune, label, params, protocol, resolve)
             candidates = []

@@ -1,9 +1,11 @@
-"""Facts of a study, with which algorithms warn before it runs, and a check of what they train."""
+"""Facts of a study, with which algorithms warn before it runs, and checks of their passes and models."""
 
 from __future__ import annotations
 
 import functools
 from typing import Any
+
+import torch
 
 from fedpipe.algorithms.base import Algorithm, StudyFacts
 from fedpipe.algorithms.passes import Train
@@ -42,6 +44,49 @@ def reject_passes_of_frozen_body(algorithm: Algorithm, label: str, params: Param
             f"model.frozen: true can't be used with {label}, which has a pass that trains only the body. Use false, or "
             f"remove {label} from study.algorithms."
         )
+
+
+def has_model(algorithm: Algorithm, params: Params, protocol: str) -> bool:
+    """Whether an algorithm has the model of a protocol. True if it can't be computed without values."""
+    model = protocol.partition("-on-")[0]
+    if model == "prototype":
+        return algorithm.has_prototype_logits
+    if model != "global" or (network := _build_empty_network(algorithm, params)) is None:
+        return True
+    bound = algorithm.bind(network, params.federation.exclude_held_out_clients()).bind_round(0, 0)
+    try:
+        with torch.device("meta"), torch.no_grad():
+            initial_model = network.make_initial_model(0)
+            return bound.global_model(bound.init(lambda _: initial_model.map(torch.empty_like))) is not None
+    except Exception:  # a custom algorithm whose state depends on values
+        return True
+
+
+def require_ranking_model(algorithm: Algorithm, label: str, params: Params, protocol: str) -> None:
+    """Require that an algorithm has the model by which `tune` ranks its draws.
+
+    Raises
+    ------
+    SettingsError
+        It has no such model. The message names tune.by.
+    """
+    if not has_model(algorithm, params, protocol):
+        raise SettingsError(
+            f"tune.by: {protocol} can't be used with {label}, which has no such model. Set algorithms.{label}.protocol "
+            "to a model that it has, such as personal-on-local."
+        )
+
+
+def list_protocol_warnings(algorithm: Algorithm, label: str, params: Params) -> list[str]:
+    """List a warning if an algorithm has the model of none of the study's protocols."""
+    protocols = params.evaluation.protocols
+    by_cost = sorted(protocols, key=lambda protocol: protocol.startswith("global"))
+    if any(has_model(algorithm, params, protocol) for protocol in by_cost):
+        return []
+    return [
+        f"evaluation.protocols: {label} has no model for {', '.join(protocols)}, so it has no accuracy. Add another "
+        "protocol, such as personal-on-local."
+    ]
 
 
 def _build_empty_network(algorithm: Algorithm, params: Params) -> FunctionalNetwork | None:

@@ -106,8 +106,14 @@ class Params(Section):
             f"federation.held_out: tables and curves omit {num_new_clients} of {self.federation.clients} clients, "
             "which never participate. Set report.clients to both or new to see them."
         )
+        stack, model = self.execution.stack, registry.get_component_name(MODEL, type(self.model))
+        stack_warning = (
+            f"execution.stack: {stack} has no effect with model.name {model}, because PyTorch can't vectorize its "
+            "layers over clients. Clients train one by one."
+        )
         return [
             *self.ignored_parameters.values(),
+            *([stack_warning] if stack not in ("auto", 1) and not self.model.is_stackable else []),
             *([new_clients_warning] if num_new_clients and not are_reported else []),
             *([rise_warning] if restart_round < rounds and schedule.name == "cosine" else []),
         ]

@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 import fedpipe
+from fedpipe.cli.app import app
 from fedpipe.cli.scaffold import project
 from fedpipe.core.errors import SettingsError
 from fedpipe.settings import loader, parser
@@ -77,13 +79,27 @@ def test_create_project_overwrites_no_file(folder: Path, tmp_path: Path) -> None
     with pytest.raises(SettingsError, match=r"study is already a project.*`fedpipe init .*study --update`"):
         project.create_project(folder)
     (tmp_path / "other").mkdir()
-    (tmp_path / "other/params.yaml").write_text("study: {}\n")
-    with pytest.raises(SettingsError, match=r"other/params.yaml already exists"):
+    (tmp_path / "other/Snakefile").write_text("rule all:\n")
+    with pytest.raises(SettingsError, match=r"other/Snakefile already exists"):
         project.create_project(tmp_path / "other")
-    assert [path.name for path in (tmp_path / "other").iterdir()] == ["params.yaml"]
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["Snakefile"]
     assert {path: path.read_bytes() for path in before} == before
     with pytest.raises(SettingsError, match=r"other is not a project: workflow/laid_out.json"):
         project.update_project(tmp_path / "other")
+
+
+def test_init_keeps_params_yaml_and_own_py_of_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    studies.write(studies.settings(), Path())
+    Path("own.py").write_text("WIDTH = 3\n")
+    before = [Path(name).read_bytes() for name in ("params.yaml", "own.py")]
+    runner = CliRunner()
+    with pytest.raises(SettingsError, match=r"^Snakefile: .*`fedpipe init \.`"):
+        runner.invoke(app, ["run", "-n"], catch_exceptions=False)
+    assert "Your params.yaml is kept.\nYour own.py is kept.\n" in runner.invoke(app, ["init", "."]).stdout
+    assert [Path(name).read_bytes() for name in ("params.yaml", "own.py")] == before
+    assert Path("Snakefile").is_file()
+    assert project.get_outdated_warning(Path()) is None
 
 
 def test_update_project_replaces_outdated_files_and_keeps_edited_files(folder: Path) -> None:

@@ -288,7 +288,7 @@ def test_fedpipe_run_without_snakefile_suggests_fedpipe_init(project: Project) -
     (project.folder / "Snakefile").unlink()
     done = run_command(project, "fedpipe", "run")
     assert (done.returncode, done.stdout) == (2, "")
-    assert re.fullmatch("fedpipe: Snakefile: .*`fedpipe init NEW`.\n", done.stderr)
+    assert re.fullmatch("fedpipe: Snakefile: .*`fedpipe init .`, which keeps your params.yaml.\n", done.stderr)
 
 
 def test_fedpipe_run_without_snakemake_prints_one_error(project: Project, tmp_path: Path) -> None:

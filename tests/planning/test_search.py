@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fedpipe.core.errors import ArtifactError
+from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage.files import encode_json, write_bytes
 from fedpipe.planning import freshness, planner, search
 from fedpipe.planning.plan import Plan
@@ -239,3 +240,12 @@ def test_method_without_search_range_has_no_draws() -> None:
     plan = plan_study({"over": {"algorithms.fedprox.mu": {"log": [0.01, 1]}}})
     assert plan.tuning is not None
     assert [len(planned.candidates) for planned in plan.tuning.searches] == [0, 4]
+
+
+@pytest.mark.parametrize(
+    ("by", "algorithm"), [("global-on-validation", "local"), ("prototype-on-validation", "fedavg")]
+)
+def test_plan_rejects_ranking_protocol_whose_model_a_method_lacks(by: str, algorithm: str) -> None:
+    tune = {"over": {"federation.learning_rate": {"log": [0.01, 1]}}, "by": by}
+    with pytest.raises(SettingsError, match=rf"^tune\.by: {by} .* {algorithm}, .*algorithms\.{algorithm}\.protocol"):
+        plan_study(tune, study={"algorithms": ["fedproto", algorithm] if by.startswith("p") else [algorithm]})

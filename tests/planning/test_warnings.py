@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ from torch import nn
 from typer.testing import CliRunner
 from typing_extensions import override
 
+from fedpipe.algorithms.batch import State
+from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.cli import app
+from fedpipe.core.tensors import Tensors
 from fedpipe.models.base import Model, Network
 from fedpipe.planning import planner
 from fedpipe.report import tables
@@ -92,6 +96,44 @@ def require_warning(warnings: list[str], parts: tuple[str, ...]) -> None:
         assert warning.startswith(parts[0])
         assert all(part in warning for part in parts)
         assert ("model.batch_norm" in warning) == ("model.batch_norm" in parts)
+
+
+class ReadsValues(FedAvg):
+    """A custom method whose initial state depends on values, so that its models are unknown in the plan."""
+
+    @override
+    def init(self, initial_model: Callable[[int], Tensors]) -> State:
+        return {"model": initial_model(0) * float(initial_model(0).norm())}
+
+
+@pytest.mark.parametrize(
+    ("protocols", "algorithms", "warned"),
+    [
+        (["global-on-global"], ["fedavg", "fedbabu", "fedper", "ifca", "local"], ["fedper", "ifca", "local"]),
+        (["global-on-global", "kept-on-local"], ["ifca", "local"], []),
+        (["prototype-on-local", "global-on-local"], ["fedavg", "fedproto", "fedper"], ["fedper"]),
+        (["prototype-on-local"], ["fedavg", "fedproto"], ["fedavg"]),
+    ],
+)
+def test_plan_warns_about_method_without_model_of_any_protocol(
+    protocols: list[str], algorithms: list[str], warned: list[str]
+) -> None:
+    settings = studies.settings(algorithms, evaluation={"protocols": protocols})
+    warnings = [warning for warning in list_warnings(settings) if warning.startswith("evaluation.protocols: ")]
+    assert [warning.split()[1] for warning in warnings] == warned
+    assert all(", ".join(protocols) in warning for warning in warnings)
+
+
+def test_plan_has_no_protocol_warning_for_method_that_reads_values() -> None:
+    algorithm = f"{ReadsValues.__module__}.ReadsValues"
+    settings = make_study({"algorithm": algorithm}) | {"evaluation": {"protocols": ["global-on-global"]}}
+    assert list_warnings(settings) == []
+
+
+@pytest.mark.parametrize(("stack", "parts"), [(4, ("execution.stack: 4 ", "lstm")), (1, ()), ("auto", ())])
+def test_plan_warns_about_stack_of_model_that_cannot_be_stacked(stack: int | str, parts: tuple[str, ...]) -> None:
+    text = {"dataset": {"name": "generated", "like": "imdb"}, "model": {"name": "lstm", "vocabulary": 10000}}
+    require_warning(list_warnings(studies.settings(execution={"stack": stack}) | text), parts)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -75,17 +75,19 @@ def _read_committed_file(path: Path) -> bytes:
 
 
 def create_project(folder: Path) -> list[str]:
-    """Create a project. Return its files.
+    """Create a project. An existing params.yaml and own.py are kept. Return the names of the kept files.
 
     Raises
     ------
     SettingsError
-        A file exists already. Nothing is written.
+        Another file exists already. Nothing is written.
     """
     from fedpipe.core.errors import SettingsError
     from fedpipe.core.storage.files import compute_file_sha256, write_bytes
 
     new_files = read_project_files()
+    kept_files = [name for name in ("params.yaml", "own.py") if (folder / name).is_file()]
+    new_files = {name: data for name, data in new_files.items() if name not in kept_files}
     existing_files = [
         name for name in (*new_files, *PROFILE_LINKS) if (folder / name).exists() or (folder / name).is_symlink()
     ]
@@ -100,7 +102,7 @@ def create_project(folder: Path) -> list[str]:
     _write_recorded_hashes(
         folder, {name: compute_file_sha256(folder / name) for name in new_files if name not in USER_FILES}
     )
-    return [*new_files, *PROFILE_LINKS]
+    return kept_files
 
 
 def update_project(folder: Path) -> tuple[list[str], list[str]]:
