@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedpipe.core.errors import ArtifactError
-from fedpipe.core.errors import SettingsError
+from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage.files import encode_json, write_bytes
 from fedpipe.planning import freshness, planner, search
 from fedpipe.planning.plan import Plan
