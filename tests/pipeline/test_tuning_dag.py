@@ -131,7 +131,6 @@ def test_dvc_records_and_restores_search(project: Project) -> None:
     project.edit(study={"seeds": [0, 1]})
     pruned = project.run("fedpipe", "prune", check=False)
     keys = re.findall(r'"([0-9a-f]{12})"', "".join((project.folder / path).read_text() for path in RUNGS))
-    assert "results/runs/" in pruned, "draws of the shorter TPE search"
     assert keys
     assert not [key for key in keys if key in pruned], "the winner and TPE's draws have runs with all seeds"
     (project.folder / "params.yaml").write_text(planned)
