@@ -133,8 +133,13 @@ def test_natural_partition_assigns_each_writer_its_samples(write: Callable[[], d
         (pa.chunked_array([["x"], ["y", "x"]]), ("x", "y"), [0, 1, 0]),
         (pd.Categorical(["y", "x", None], categories=["y", "z", "x"]), ("x", "y", "z"), [1, 0, -1]),
         (np.array([None, None], dtype=object), (), [-1, -1]),
+        (pa.chunked_array([[1.0, np.nan], [2.0, None, np.nan]]), ("1.0", "2.0"), [0, -1, 1, -1, -1]),
+        (pa.array([2.0, np.nan, -1.0, 2.0]).dictionary_encode(), ("-1.0", "2.0"), [1, -1, 0, 1]),
     ],
-    ids=["integers", "texts", "floats", "booleans", "chunks", "categories", "missing"],
+    ids=[
+        *("integers", "texts", "floats", "booleans", "chunks", "categories", "missing"),
+        *("arrow-floats", "float-categories"),
+    ],
 )
 def test_column_codes_follow_sorted_values(values: Any, names: tuple[str, ...], codes: list[int]) -> None:
     column = Column.from_values(values)
@@ -306,6 +311,15 @@ def test_plan_rejects_invalid_column_in_one_line(
         planner.make_plan(Path("params.yaml"))
     assert str(error.value).startswith(problem)
     assert "\n" not in str(error.value)
+
+
+def test_plan_rejects_nan_in_parquet_column() -> None:
+    """Only nulls are missing values of Arrow, but pandas, Polars and NumPy write NaN."""
+    age = np.where(WRITERS == "few", np.nan, LABELS % 2)
+    files.write_parquet(Path("own.parquet"), pa.table({"pixel": PIXELS[:, 1], "label": LABELS, "age": age}))
+    declare_dataset({"name": "parquet", "path": "own.parquet", "input": ["pixel"]}, {"scheme": "natural"})
+    with pytest.raises(SettingsError, match=r"^partition\.column: 'age' has no value for 3 of 600 samples, first for"):
+        planner.make_plan(Path("params.yaml"))
 
 
 def test_natural_partition_rejects_dataset_without_columns() -> None:
