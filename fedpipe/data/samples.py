@@ -50,3 +50,4 @@ class Samples(NamedTuple):
     test: npt.NDArray[np.bool_]  #: whether a sample belongs to the official test set, shape (n,)
     columns: Mapping[str, Column] = MappingProxyType({})  #: further columns by name, which partition schemes can read
     class_names: tuple[str, ...] = ()  #: names of classes 0 to C-1, empty if labels are numbers without names
+    omitted_columns: Mapping[str, str] = MappingProxyType({})  #: reason, with advice, why an array is not a column

@@ -159,6 +159,13 @@ def test_npz_arrays_of_other_shapes_are_not_columns() -> None:
     )
 
 
+def test_npz_with_scalar_array_is_loaded() -> None:
+    np.savez("own.npz", x=PIXELS, y=LABELS, writer=WRITERS, version=np.array(3))
+    declare_dataset({"name": "npz", "path": "own.npz"}, {"scheme": "natural", "column": "writer"})
+    (run,) = planner.make_plan(Path("params.yaml")).runs
+    assert [*store.load_samples(layout.get_dataset_path(run.dataset)).columns] == ["writer"]
+
+
 def test_pandas_index_is_not_a_column() -> None:
     """`to_parquet` writes the index after a shuffle. The only other column is that of the clients."""
     frame = pd.DataFrame(PIXELS, columns=[f"p{column}" for column in range(64)])
@@ -313,6 +320,43 @@ def test_plan_rejects_invalid_column_in_one_line(
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("arrays", "problem"),
+    [
+        (
+            {"writer": WRITERS.astype(object)},
+            "the array writer contains Python objects, or bytes that are not UTF-8. Save",
+        ),
+        ({"writer": WRITERS.astype(object), "age": LABELS}, "the array writer contains Python objects"),
+        ({"writer": WRITERS[1:]}, "the array writer has dtype <U3 and shape (599,), but there are 600 samples. Save"),
+        ({"writer_train": WRITERS[1:]}, "the array writer_train has dtype <U3 and shape (599,), but there are"),
+        ({"writer": LABELS * 1j}, "the array writer has dtype complex128 and shape (600,)"),
+    ],
+    ids=["objects", "objects-and-column", "length", "part", "complex"],
+)
+def test_plan_explains_why_npz_array_is_not_a_column(arrays: dict[str, Any], problem: str) -> None:
+    np.savez("own.npz", x=PIXELS, y=LABELS, **arrays)
+    declare_dataset({"name": "npz", "path": "own.npz"}, {"scheme": "natural", "column": "writer"})
+    partitions: list[dict[str, Any]] = [{"column": "writer"}, *([] if "age" in arrays else [{}])]
+    for partition in partitions:
+        with pytest.raises(SettingsError) as error:
+            make_plan({"scheme": "natural", "column": None} | partition)
+        assert str(error.value).startswith(
+            f"partition.column: 'writer' is not in the stored data set, because {problem}"
+        )
+        assert str(error.value).endswith(", and run `fedpipe download`.")
+
+
+def test_plan_explains_why_parquet_column_is_not_a_column() -> None:
+    table = pa.table({"age": PIXELS[:, 1], "label": LABELS, "writer": [[writer] for writer in WRITERS]})
+    files.write_parquet(Path("own.parquet"), table)
+    declare_dataset(
+        {"name": "parquet", "path": "own.parquet", "input": ["age"]}, {"scheme": "natural", "column": "writer"}
+    )
+    with pytest.raises(SettingsError, match=r"^partition\.column: 'writer' .* because it contains list<"):
+        planner.make_plan(Path("params.yaml"))
+
+
 def test_plan_rejects_nan_in_parquet_column() -> None:
     """Only nulls are missing values of Arrow, but pandas, Polars and NumPy write NaN."""
     age = np.where(WRITERS == "few", np.nan, LABELS % 2)
@@ -320,6 +364,17 @@ def test_plan_rejects_nan_in_parquet_column() -> None:
     declare_dataset({"name": "parquet", "path": "own.parquet", "input": ["pixel"]}, {"scheme": "natural"})
     with pytest.raises(SettingsError, match=r"^partition\.column: 'age' has no value for 3 of 600 samples, first for"):
         planner.make_plan(Path("params.yaml"))
+
+
+def test_error_about_unknown_column_lists_columns_once() -> None:
+    with pytest.raises(
+        SettingsError, match=r"^partition\.column: 'label' is not .* Inputs and labels can't be used"
+    ) as error:
+        Natural(column="label").find_column({"writer": Column.from_values(WRITERS)})
+    assert str(error.value).count("writer") == 1
+    with pytest.raises(ArtifactError, match=r"^own\.parquet has no column 'nothing'\.") as missing_input:
+        declare_dataset(write_features() | {"input": ["p0", "nothing"]}, {"scheme": "natural"})
+    assert str(missing_input.value).count("p63") == 1
 
 
 def test_natural_partition_rejects_dataset_without_columns() -> None:
