@@ -34,11 +34,11 @@ class Column(NamedTuple):
         if not pa.types.is_dictionary(array.type):
             array = array.dictionary_encode()
         distinct_values = array.dictionary.to_pylist()
-        order = sorted(range(len(distinct_values)), key=distinct_values.__getitem__)
-        codes = np.empty(len(order) + 1, dtype=np.int64)
+        is_missing = [value is None or value != value for value in distinct_values]  # only NaN differs from itself
+        order = sorted(np.flatnonzero(~np.array(is_missing, dtype=np.bool_)), key=distinct_values.__getitem__)
+        codes = np.full(len(distinct_values) + 1, -1, dtype=np.int64)  # the last one is that of null
         codes[order] = np.arange(len(order))
-        codes[-1] = -1  # missing values
-        numbers = array.indices.fill_null(len(order)).to_numpy(zero_copy_only=False).astype(np.int64)
+        numbers = array.indices.fill_null(len(distinct_values)).to_numpy(zero_copy_only=False).astype(np.int64)
         return cls(codes[numbers], tuple(str(distinct_values[index]) for index in order))
 
 
@@ -50,3 +50,4 @@ class Samples(NamedTuple):
     test: npt.NDArray[np.bool_]  #: whether a sample belongs to the official test set, shape (n,)
     columns: Mapping[str, Column] = MappingProxyType({})  #: further columns by name, which partition schemes can read
     class_names: tuple[str, ...] = ()  #: names of classes 0 to C-1, empty if labels are numbers without names
+    omitted_columns: Mapping[str, str] = MappingProxyType({})  #: reason, with advice, why an array is not a column

@@ -80,6 +80,12 @@ def read_class_names(path: Path) -> tuple[str, ...]:
     return tuple(files.read_json(manifest_path).get("class_names", ())) if manifest_path.is_file() else ()
 
 
+def read_omitted_columns(path: Path) -> dict[str, str]:
+    """Reasons why arrays or columns of the user's file are not among the columns of a stored data set, by name."""
+    omitted_columns: dict[str, str] = files.read_json(path.with_suffix(".json")).get("omitted_columns", {})
+    return omitted_columns
+
+
 def get_dataset_settings_path(name: str) -> Path:
     """File in a plan with the settings of the data set with this name, such as ``imdb-0123456789ab``."""
     return layout.get_dataset_path(name).with_suffix(".yaml")

@@ -94,7 +94,7 @@ def load_and_save_dataset(dataset: Dataset, fetch: Fetcher, path: Path | None = 
     """
     loaded = dataset.load(fetch)
     arrays = store.convert_to_canonical_arrays(loaded)
-    samples = Samples(**arrays, columns=loaded.columns, class_names=loaded.class_names)
+    samples = loaded._replace(x=arrays["x"], y=arrays["y"], test=arrays["test"])
     name, samples_checksum = (
         registry.get_component_name(DATASET, type(dataset)),
         store.compute_samples_sha256(samples),
@@ -109,7 +109,8 @@ def load_and_save_dataset(dataset: Dataset, fetch: Fetcher, path: Path | None = 
     _check_samples(name, samples, measured_facts, dataset.info)
     path = path or store.get_stored_dataset_path(registry.get_component_key_settings(DATASET, dataset))
     sha256 = store.save_samples(path, samples)
-    named = {"class_names": samples.class_names} if samples.class_names else {}
+    texts = {"class_names": samples.class_names, "omitted_columns": dict(samples.omitted_columns)}
+    named = {name: text for name, text in texts.items() if text}
     files.write_json(path.with_suffix(".json"), {path.name: sha256, **measured_facts._asdict(), **named})
     return path
 

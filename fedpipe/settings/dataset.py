@@ -225,6 +225,11 @@ class Data(Section):
         return store.load_samples(self.dataset_path).columns
 
     @property
+    def omitted_columns(self) -> dict[str, str]:
+        """Reasons why arrays or columns of the user's file are not among :attr:`extra_columns`, by name."""
+        return store.read_omitted_columns(self.dataset_path)
+
+    @property
     def has_tokens(self) -> bool | None:
         """Whether inputs are token ids. None if a user's data set may have either."""
         if self.dataset_info.vocabulary is not None:

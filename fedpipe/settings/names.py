@@ -88,7 +88,7 @@ def _parse_dataset_and_partition(settings: dict[str, Any]) -> tuple[Data, Compon
     dataset = Data.model_validate(settings.get("dataset") or {})
     scheme = registry.parse_component(PARTITION, settings.get("partition") or {})
     if isinstance(scheme, ColumnScheme):
-        scheme.find_column(dataset.extra_columns)
+        scheme.find_column(dataset.extra_columns, dataset.omitted_columns)
     assert dataset.dataset_info
     return dataset, scheme
 

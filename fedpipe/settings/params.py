@@ -281,7 +281,7 @@ class Params(Section):
         )
         self.partition.check(self.federation.clients, facts.classes, num_partitioned_samples)
         if isinstance(self.partition, ColumnScheme):
-            self.partition.find_column(self.dataset.extra_columns)
+            self.partition.find_column(self.dataset.extra_columns, self.dataset.omitted_columns)
         if self.partition.has_overlap and self.dataset.split == "pooled":
             raise SettingsError(
                 "dataset.split: 'pooled' can't be used with a partition in which clients share samples, because one "

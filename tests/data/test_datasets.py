@@ -12,6 +12,7 @@ import re
 import tarfile
 import zipfile
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -486,8 +487,14 @@ def test_parquet_loads_images(cell: Callable[[bytes], Any]) -> None:
             {"image": [encode_image(np.full((2, 2), 300, np.uint16))], "label": [0]},
             "own.parquet, row 0 has more than 8 bits per channel (Pillow's mode I;16).",
         ),
+        ({"image": [[1, 2]], "label": [0]}, "dataset.input: column 'image' of own.parquet contains list<"),
+        ({"image": [{"path": "a.png"}], "label": [0]}, "dataset.input: column 'image' of own.parquet contains struct<"),
+        (
+            {"image": [Decimal("1.5")], "label": [0]},
+            "dataset.input: column 'image' of own.parquet contains decimal128(",
+        ),
     ],
-    ids=["columns", "split", "image", "no-text", "no-label", "numbers", "deep"],
+    ids=["columns", "split", "image", "no-text", "no-label", "numbers", "deep", "lists", "paths", "decimals"],
 )
 def test_parquet_rejects_invalid_columns(table: dict[str, Any], problem: str) -> None:
     pd.DataFrame(table).to_parquet("own.parquet")
@@ -784,7 +791,7 @@ def test_download_of_packaged_dataset_keeps_study_unchanged() -> None:
 # -- real data sets ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(MIRROR is None, reason=f"{MIRROR_VARIABLE} names no mirror with the real files")
+@pytest.mark.skipif(MIRROR is None, reason=f"needs {MIRROR_VARIABLE}, the mirror with the real files")
 class TestRealDatasets:
     """Data sets that the mirror lacks are skipped."""
 

@@ -1,6 +1,7 @@
 """Data sets of Hugging Face. The library reads local repositories without a network."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -140,20 +141,55 @@ def test_huggingface_config_selects_files_and_changes_key() -> None:
     )
 
 
-@pytest.mark.slow
-def test_download_writes_commit_of_hub_repository_into_study() -> None:
-    """The command runs in a new process, because the library reads the hub's address when it is imported."""
-    write_repository({"text": ["a b", "b"] * 30, "label": [0, 1] * 30})
-    dataset = {"name": "huggingface", "path": hub.NAME, "split": "pooled", "vocabulary": 50}
+HUB_DATASET = {"name": "huggingface", "path": hub.NAME, "split": "pooled", "vocabulary": 50}
+
+
+def run_download(dataset: dict[str, Any], **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run `fedpipe download` in a new process, because the library reads the hub's address when it is imported."""
     settings = studies.settings(dataset=dataset) | {"partition": {"scheme": "iid"}, "model": {"name": "fasttext"}}
     studies.write(settings, Path())
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | variables
+    command = [sys.executable, "-m", "fedpipe", "download"]
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.slow
+def test_download_writes_commit_of_hub_repository_into_study() -> None:
+    write_repository({"text": ["a b", "b"] * 30, "label": [0, 1] * 30})
     with hub.serve_repository(Path("repository")) as address:
-        environment = os.environ | {"HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0", "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-m", "fedpipe", "download"]
-        process = subprocess.run(command, env=environment, capture_output=True, text=True)
+        process = run_download(HUB_DATASET, HF_ENDPOINT=address, HF_HUB_OFFLINE="0")
         assert f"params.yaml now contains dataset.revision: {hub.COMMIT}." in process.stdout, process.stderr
         declared = planner.loader.read_params(Path("params.yaml"))["dataset"]
-        assert declared == dataset | {"revision": hub.COMMIT, "sha256": declared["sha256"]}
+        assert declared == HUB_DATASET | {"revision": hub.COMMIT, "sha256": declared["sha256"]}
+
+
+@pytest.mark.slow
+def test_offline_download_reads_declared_files_from_cache_of_hub() -> None:
+    """Without revision or SHA-256, or if the cache lacks declared files, the error names what to do."""
+    write_repository({"text": ["a b", "b"] * 30, "label": [0, 1] * 30})
+    with hub.serve_repository(Path("repository")) as address:
+        process = run_download(HUB_DATASET, HF_ENDPOINT=address, HF_HUB_OFFLINE="0")
+        assert process.returncode == 0, process.stderr
+    declared = planner.loader.read_params(Path("params.yaml"))["dataset"]
+    (stored,) = Path("results/data").glob("*.pt")
+    content = stored.read_bytes()
+    shutil.rmtree("results")
+    for dataset in (declared, declared | {"length": 3}):
+        process = run_download(dataset, HF_ENDPOINT=address, HF_HUB_OFFLINE="1")
+        assert process.returncode == 0, process.stderr
+    assert stored.read_bytes() == content
+    assert len([*Path("results/data").glob("*.pt")]) == 2
+    shutil.rmtree("results")
+    for dataset, problem in (
+        (HUB_DATASET, f"dataset.path: {hub.NAME} can't be fetched, because the hub can't be reached."),
+        (
+            declared | {"sha256": "0" * 64},
+            f"dataset.sha256: {'0' * 64} is declared, but the hub's cache has other files",
+        ),
+    ):
+        process = run_download(dataset, HF_ENDPOINT=address, HF_HUB_OFFLINE="1")
+        assert f"fedpipe: {problem}" in process.stderr
+        assert process.returncode == 2
 
 
 @pytest.mark.parametrize(

@@ -133,8 +133,13 @@ def test_natural_partition_assigns_each_writer_its_samples(write: Callable[[], d
         (pa.chunked_array([["x"], ["y", "x"]]), ("x", "y"), [0, 1, 0]),
         (pd.Categorical(["y", "x", None], categories=["y", "z", "x"]), ("x", "y", "z"), [1, 0, -1]),
         (np.array([None, None], dtype=object), (), [-1, -1]),
+        (pa.chunked_array([[1.0, np.nan], [2.0, None, np.nan]]), ("1.0", "2.0"), [0, -1, 1, -1, -1]),
+        (pa.array([2.0, np.nan, -1.0, 2.0]).dictionary_encode(), ("-1.0", "2.0"), [1, -1, 0, 1]),
     ],
-    ids=["integers", "texts", "floats", "booleans", "chunks", "categories", "missing"],
+    ids=[
+        *("integers", "texts", "floats", "booleans", "chunks", "categories", "missing"),
+        *("arrow-floats", "float-categories"),
+    ],
 )
 def test_column_codes_follow_sorted_values(values: Any, names: tuple[str, ...], codes: list[int]) -> None:
     column = Column.from_values(values)
@@ -152,6 +157,13 @@ def test_npz_arrays_of_other_shapes_are_not_columns() -> None:
     assert files.read_pt(layout.get_dataset_path(run.dataset)).keys() == {"x", "y", "test"}, (
         "the stored file has no columns"
     )
+
+
+def test_npz_with_scalar_array_is_loaded() -> None:
+    np.savez("own.npz", x=PIXELS, y=LABELS, writer=WRITERS, version=np.array(3))
+    declare_dataset({"name": "npz", "path": "own.npz"}, {"scheme": "natural", "column": "writer"})
+    (run,) = planner.make_plan(Path("params.yaml")).runs
+    assert [*store.load_samples(layout.get_dataset_path(run.dataset)).columns] == ["writer"]
 
 
 def test_pandas_index_is_not_a_column() -> None:
@@ -306,6 +318,63 @@ def test_plan_rejects_invalid_column_in_one_line(
         planner.make_plan(Path("params.yaml"))
     assert str(error.value).startswith(problem)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "problem"),
+    [
+        (
+            {"writer": WRITERS.astype(object)},
+            "the array writer contains Python objects, or bytes that are not UTF-8. Save",
+        ),
+        ({"writer": WRITERS.astype(object), "age": LABELS}, "the array writer contains Python objects"),
+        ({"writer": WRITERS[1:]}, "the array writer has dtype <U3 and shape (599,), but there are 600 samples. Save"),
+        ({"writer_train": WRITERS[1:]}, "the array writer_train has dtype <U3 and shape (599,), but there are"),
+        ({"writer": LABELS * 1j}, "the array writer has dtype complex128 and shape (600,)"),
+    ],
+    ids=["objects", "objects-and-column", "length", "part", "complex"],
+)
+def test_plan_explains_why_npz_array_is_not_a_column(arrays: dict[str, Any], problem: str) -> None:
+    np.savez("own.npz", x=PIXELS, y=LABELS, **arrays)
+    declare_dataset({"name": "npz", "path": "own.npz"}, {"scheme": "natural", "column": "writer"})
+    partitions: list[dict[str, Any]] = [{"column": "writer"}, *([] if "age" in arrays else [{}])]
+    for partition in partitions:
+        with pytest.raises(SettingsError) as error:
+            make_plan({"scheme": "natural", "column": None} | partition)
+        assert str(error.value).startswith(
+            f"partition.column: 'writer' is not in the stored data set, because {problem}"
+        )
+        assert str(error.value).endswith(", and run `fedpipe download`.")
+
+
+def test_plan_explains_why_parquet_column_is_not_a_column() -> None:
+    table = pa.table({"age": PIXELS[:, 1], "label": LABELS, "writer": [[writer] for writer in WRITERS]})
+    files.write_parquet(Path("own.parquet"), table)
+    declare_dataset(
+        {"name": "parquet", "path": "own.parquet", "input": ["age"]}, {"scheme": "natural", "column": "writer"}
+    )
+    with pytest.raises(SettingsError, match=r"^partition\.column: 'writer' .* because it contains list<"):
+        planner.make_plan(Path("params.yaml"))
+
+
+def test_plan_rejects_nan_in_parquet_column() -> None:
+    """Only nulls are missing values of Arrow, but pandas, Polars and NumPy write NaN."""
+    age = np.where(WRITERS == "few", np.nan, LABELS % 2)
+    files.write_parquet(Path("own.parquet"), pa.table({"pixel": PIXELS[:, 1], "label": LABELS, "age": age}))
+    declare_dataset({"name": "parquet", "path": "own.parquet", "input": ["pixel"]}, {"scheme": "natural"})
+    with pytest.raises(SettingsError, match=r"^partition\.column: 'age' has no value for 3 of 600 samples, first for"):
+        planner.make_plan(Path("params.yaml"))
+
+
+def test_error_about_unknown_column_lists_columns_once() -> None:
+    with pytest.raises(
+        SettingsError, match=r"^partition\.column: 'label' is not .* Inputs and labels can't be used"
+    ) as error:
+        Natural(column="label").find_column({"writer": Column.from_values(WRITERS)})
+    assert str(error.value).count("writer") == 1
+    with pytest.raises(ArtifactError, match=r"^own\.parquet has no column 'nothing'\.") as missing_input:
+        declare_dataset(write_features() | {"input": ["p0", "nothing"]}, {"scheme": "natural"})
+    assert str(missing_input.value).count("p63") == 1
 
 
 def test_natural_partition_rejects_dataset_without_columns() -> None:

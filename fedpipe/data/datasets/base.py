@@ -293,4 +293,4 @@ class TableDataset(PinnedDataset):
             analyze = text.make_word_analyzer() if self.tokens == "words" else list
             x = text.encode_texts(columns.texts, columns.test, analyze, self.vocabulary, self.length)
         assert x is not None
-        return Samples(x, columns.labels, columns.test, columns.columns, columns.class_names)
+        return Samples(x, columns.labels, columns.test, columns.columns, columns.class_names, columns.omitted_columns)

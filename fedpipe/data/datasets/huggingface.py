@@ -34,7 +34,8 @@ class HuggingFace(TableDataset):
     ``partition: {scheme: natural}``. The folder ``studies/natural`` has more examples. The splits train and test are
     used, or the only one. Jobs read the samples that `fedpipe download` has stored, so that they need neither the
     network nor the library. The library's variables, such as HF_HUB_OFFLINE and HF_HOME, have their effect on
-    `fedpipe download`.
+    `fedpipe download`. With HF_HUB_OFFLINE=1, it reads the files in the hub's cache, if the study has ``revision`` and
+    ``sha256``.
 
     Parameters
     ----------
@@ -105,6 +106,12 @@ class HuggingFace(TableDataset):
     @override
     def load(self, fetch: Fetcher) -> Samples:
         if (actual_sha256 := self._compute_sha256(self._fetch_files())) != self.sha256:
+            if self._find_cached_files():
+                raise ArtifactError(
+                    f"dataset.sha256: {self.sha256} is declared, but the hub's cache has other files of {self.path}, "
+                    "or only some. Repeat this without HF_HUB_OFFLINE on a machine with a network, or copy its "
+                    "results/data."
+                )
             advice = (
                 "Restore the declared files"
                 if Path(self.path).exists()
@@ -120,8 +127,12 @@ class HuggingFace(TableDataset):
         """List the addresses or paths of the data files by split."""
         builder = self._call_library(_import_datasets_library().load_dataset_builder)
         urls = {split: [str(url) for url in files] for split, files in (builder.config.data_files or {}).items()}
-        if not urls:
-            raise ArtifactError(f"dataset.path: {self.path} has no data files. Use a repository with data files.")
+        if not urls:  # without the hub, the library reads tables that it has cached, of any commit
+            raise ArtifactError(
+                f"dataset.path: {self.path} can't be fetched, because the hub can't be reached. Repeat this on a "
+                "machine with a network, or copy its results/data. To use the files in the hub's cache, set "
+                "HF_HUB_OFFLINE=1, dataset.revision and dataset.sha256."
+            )
         return urls
 
     def _fetch_files(self) -> dict[str, list[tuple[str, Path]]]:
@@ -177,18 +188,33 @@ class HuggingFace(TableDataset):
         return pa.concat_tables(tables)
 
     def _call_library(self, function: Any) -> Any:
-        """Call a function of the library for this repository or folder."""
+        """Call a function of the library for this repository or folder, or for its files in the hub's cache."""
         try:
-            return function(self.path, self.config, revision=self.revision)
+            return function(self._find_cached_files() or self.path, self.config, revision=self.revision)
         except Exception as error:  # any error of the library or the network
             self._check_config()
             raise self._make_fetch_error(error) from error
+
+    def _find_cached_files(self) -> str | None:
+        """Find the folder with the declared files in the hub's cache, if HF_HUB_OFFLINE is set.
+
+        None without a revision and SHA-256, because the cache may lack some of the files.
+        """
+        library = _import_datasets_library()
+        if not (library.config.HF_HUB_OFFLINE and self.revision and self.sha256) or Path(self.path).exists():
+            return None
+        from huggingface_hub import snapshot_download
+
+        with suppress(Exception):  # any error of the library, if the cache lacks the repository
+            return snapshot_download(self.path, repo_type="dataset", revision=self.revision, local_files_only=True)
+        return None
 
     def _check_config(self) -> None:
         """Require that the repository has the configuration, or only one."""
         names: list[str] = []
         with suppress(Exception):  # any error of the library or the network
-            names = _import_datasets_library().get_dataset_config_names(self.path, revision=self.revision)
+            path = self._find_cached_files() or self.path
+            names = _import_datasets_library().get_dataset_config_names(path, revision=self.revision)
         if names and (self.config not in names if self.config else len(names) > 1):
             found = f"'{self.config}' is not a configuration of" if self.config else "missing for"
             raise ArtifactError(f"dataset.config: {found} {self.path}. Use one of: {', '.join(names)}.")

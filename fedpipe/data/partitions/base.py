@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from fedpipe.core.components.component import Component
-from fedpipe.core.errors import SettingsError, suggest_name
+from fedpipe.core.errors import SettingsError, find_nearest_name
 from fedpipe.data.samples import Column
 
 Integers = npt.NDArray[np.int64]
@@ -135,20 +136,36 @@ class ColumnScheme(Scheme):
             name: value for name, value in super().get_hashed_parameters().items() if (name, value) != ("column", None)
         }
 
-    def find_column(self, columns: Mapping[str, Column]) -> Column:
+    def find_column(
+        self, columns: Mapping[str, Column], omitted_columns: Mapping[str, str] = MappingProxyType({})
+    ) -> Column:
         """Find the scheme's column among those of the data set.
+
+        Parameters
+        ----------
+        columns
+            Columns of the data set by name.
+        omitted_columns
+            Reasons why other arrays of the user's file are not columns, by name.
 
         Raises
         ------
         SettingsError
             There is no such column, or a sample has no value in it.
         """
+        omitted_name = self.column or ("" if columns else next(iter(omitted_columns), ""))
+        if reason := omitted_columns.get(omitted_name):
+            raise SettingsError(
+                f"partition.column: '{omitted_name}' is not in the stored data set, because {reason}, and run `fedpipe "
+                "download`."
+            )
         if not columns:
             requested_column = f"'{self.column}' is" if self.column else "missing, because it is"
             raise SettingsError(
                 f"partition.column: {requested_column} not in the stored data set, which has only inputs and labels. "
-                "Add an array to your .npz file, a column to your Parquet table, dataset.levels for a folder, or "
-                "dataset.client for huggingface, and run `fedpipe download`."
+                "Add an array with one value per sample to your .npz file (texts with dtype=str), a column to your "
+                "Parquet table, dataset.levels for a folder, or dataset.client for huggingface, and run `fedpipe "
+                "download`."
             )
         if self.column is None and len(columns) > 1:
             raise SettingsError(
@@ -156,9 +173,14 @@ class ColumnScheme(Scheme):
             )
         name = next(iter(columns)) if self.column is None else self.column
         if name not in columns:
+            nearest_name = find_nearest_name(name, list(columns))
+            advice = (
+                f"Did you mean '{nearest_name}'?"
+                if nearest_name
+                else "Use one of these. Inputs and labels can't be used."
+            )
             raise SettingsError(
-                f"partition.column: '{name}' is not a column of the data set, which has {', '.join(columns)}. "
-                f"{suggest_name(name, list(columns))}"
+                f"partition.column: '{name}' is not a column of the data set, which has {', '.join(columns)}. {advice}"
             )
         codes = columns[name].codes
         if (codes < 0).any():

@@ -18,8 +18,9 @@ class Natural(ColumnScheme):
     """Each client is a value of a column of the data set, such as a writer, and owns the samples with this value.
 
     The column is an array of the .npz file, a column of the table, or a level of the folder. Its values can be texts
-    or numbers. They are the clients' names in tables and previews. Clients are numbered in the order of their names.
-    Without ``federation.clients``, all of them are clients.
+    or numbers. They are the clients' names in tables and previews. Clients are numbered in the order of the values:
+    numbers by size, texts alphabetically, and class names of Hugging Face in the order of the classes. Without
+    ``federation.clients``, all of them are clients.
 
     If ``federation.clients`` is less than the number of values, the seed decides which values become clients. The other
     samples are unused. If ``dataset.split`` is official, a client's test samples are those of the test set with its

@@ -36,6 +36,7 @@ class TableSamples(NamedTuple):
     class_names: tuple[str, ...]  #: names of the classes, empty if labels are numbers without names
     test: npt.NDArray[np.bool_]  #: shape (n,)
     columns: Mapping[str, Column]  #: all other columns with one value per row
+    omitted_columns: Mapping[str, str]  #: reason, with advice, why another column is not one of them
 
 
 def read_npz(path: Path) -> Samples:
@@ -80,7 +81,8 @@ def read_npz(path: Path) -> Samples:
     labels, class_names = encode_labels(path, _flatten_column(y))
     tests = int(test.sum()) if "x_train" in arrays else 0
     columns = _find_other_columns(other_arrays, len(labels), tests)
-    return Samples(_convert_input_layout(path, x), labels, test, columns, class_names)
+    omitted_columns = _explain_omitted_arrays(other_arrays, columns, len(labels))
+    return Samples(_convert_input_layout(path, x), labels, test, columns, class_names, omitted_columns)
 
 
 def load_table(path: Path) -> pa.Table:
@@ -140,10 +142,7 @@ def convert_table_to_samples(
             "columns of the features."
         )
     if missing_columns := [name for name in sample_columns if name not in names]:
-        raise ArtifactError(
-            f"{source} has no column '{missing_columns[0]}'. {suggest_name(missing_columns[0], names)} The columns are "
-            f"{', '.join(names)}."
-        )
+        raise ArtifactError(f"{source} has no column '{missing_columns[0]}'. {suggest_name(missing_columns[0], names)}")
     if len(set(sample_columns)) < len(sample_columns):
         raise ArtifactError(
             f"dataset.input: {', '.join(input_names)} contains a column twice, or the column of labels. Use each once."
@@ -160,13 +159,15 @@ def convert_table_to_samples(
     test = np.array([value == "test" for value in split], dtype=np.bool_)
     other_columns = _read_other_columns(table, sample_columns)
     if len(input_names) > 1 or _is_numeric_column(table[input_names[0]].type, input_names[0]):
-        return TableSamples(None, _read_features(table, source, input_names), labels, class_names, test, other_columns)
+        return TableSamples(None, _read_features(table, source, input_names), labels, class_names, test, *other_columns)
     cells = table[input_names[0]].to_pylist()
     if input_names[0] == "text" or all(isinstance(cell, str) for cell in cells):
         if not all(isinstance(text, str) for text in cells):
             raise ArtifactError(f"{source}: the column text contains {table['text'].type}. Use strings.")
-        return TableSamples(cells, None, labels, class_names, test, other_columns)
-    cells = [cell["bytes"] if isinstance(cell, dict) else cell for cell in cells]
+        return TableSamples(cells, None, labels, class_names, test, *other_columns)
+    cells = [cell.get("bytes") if isinstance(cell, dict) else cell for cell in cells]
+    if not all(isinstance(cell, bytes) for cell in cells):
+        raise _make_input_error(table, source, input_names[0])
 
     def make_image_opener(cell: bytes) -> Callable[[], IO[bytes]]:
         return lambda: BytesIO(cell)
@@ -174,7 +175,7 @@ def convert_table_to_samples(
     images = read_images(
         [(f"{source}, row {row}", make_image_opener(cell)) for row, cell in enumerate(cells)], image_size
     )
-    return TableSamples(None, images, labels, class_names, test, other_columns)
+    return TableSamples(None, images, labels, class_names, test, *other_columns)
 
 
 def encode_labels(path: Path | str, labels: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
@@ -230,20 +231,27 @@ def _convert_input_layout(path: Path | str, x: npt.NDArray[Any]) -> npt.NDArray[
     return x
 
 
-def _read_other_arrays(file: Any) -> dict[str, npt.NDArray[Any]]:
-    """Read the arrays of an .npz file that are not samples and can be columns."""
-    arrays: dict[str, npt.NDArray[Any]] = {}
+def _read_other_arrays(file: Any) -> dict[str, npt.NDArray[Any] | None]:
+    """Read the arrays of an .npz file that are not samples. Arrays of Python objects are not read, but None."""
+    arrays: dict[str, npt.NDArray[Any] | None] = {}
     for name in file.files:
         if name not in NPZ_ARRAYS:
-            with suppress(ValueError):  # Python objects, which are not read
+            arrays[name] = None
+            with suppress(ValueError):
                 array = _flatten_column(file[name])
-                if array.ndim == 1 and array.dtype.kind in "iufbUSM":
-                    arrays[name] = np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array
+                arrays[name] = np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array
     return arrays
 
 
-def _find_other_columns(arrays: Mapping[str, npt.NDArray[Any]], num_samples: int, num_tests: int) -> dict[str, Column]:
+def _find_other_columns(
+    other_arrays: Mapping[str, npt.NDArray[Any] | None], num_samples: int, num_tests: int
+) -> dict[str, Column]:
     """Find arrays with one value per sample, and pairs of arrays of the training and test samples."""
+    arrays = {
+        name: array
+        for name, array in other_arrays.items()
+        if array is not None and array.ndim == 1 and array.dtype.kind in "iufbUM"
+    }
     columns = {name: array for name, array in arrays.items() if len(array) == num_samples}
     for name in (key.removesuffix("_train") for key in arrays if key.endswith("_train")):
         parts = [arrays[f"{name}_train"], *([arrays[f"{name}_test"]] if f"{name}_test" in arrays else [])]
@@ -252,25 +260,54 @@ def _find_other_columns(arrays: Mapping[str, npt.NDArray[Any]], num_samples: int
     return {name: Column.from_values(array) for name, array in columns.items()}
 
 
-def _read_other_columns(table: pa.Table, sample_columns: Sequence[str]) -> dict[str, Column]:
-    """Read the columns of a table that are neither inputs nor labels, with one text, number or date per row."""
+def _explain_omitted_arrays(
+    other_arrays: Mapping[str, npt.NDArray[Any] | None], columns: Mapping[str, Column], num_samples: int
+) -> dict[str, str]:
+    """Explain why arrays of an .npz file are not columns, by the name of the column."""
+    reasons = {}
+    for name, array in other_arrays.items():
+        column = re.sub("_(train|test)$", "", name)
+        if array is None:
+            reason = f"the array {name} contains Python objects, or bytes that are not UTF-8. Save texts with dtype=str"
+        else:
+            reason = (
+                f"the array {name} has dtype {array.dtype} and shape {array.shape}, but there are {num_samples} "
+                "samples. Save one text, number or date per sample"
+            )
+        if not {name, column} & columns.keys():
+            reasons[column] = reason
+    return reasons
+
+
+def _read_other_columns(table: pa.Table, sample_columns: Sequence[str]) -> tuple[dict[str, Column], dict[str, str]]:
+    """Read the columns of a table that are neither inputs nor labels, with one text, number or date per row.
+
+    The second result explains why columns with other values are left out.
+    """
     import pyarrow as pa
 
-    columns = {}
+    columns, reasons = {}, {}
     for name in table.column_names:
         kind = table.schema.field(name).type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         is_pandas_index = re.fullmatch(
             r"__index_level_\d+__", name
         )  # to_parquet writes it after a shuffle or selection
-        if name in sample_columns or is_pandas_index or pa.types.is_nested(kind) or table.column_names.count(name) > 1:
+        if name in sample_columns or is_pandas_index:
             continue
-        if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_null(kind)):
+        if table.column_names.count(name) > 1:
+            reasons[name] = "the table contains it more than once. Keep one of them"
+        elif any(
+            is_kind(kind)
+            for is_kind in (pa.types.is_nested, pa.types.is_binary, pa.types.is_large_binary, pa.types.is_null)
+        ):
+            reasons[name] = f"it contains {kind}. Use texts, numbers or dates"
+        else:
             column, class_names = Column.from_values(table[name]), read_class_names(table, name)
             if all(value.isdecimal() and int(value) < len(class_names) for value in column.names):
                 column = Column(column.codes, tuple(class_names[int(value)] for value in column.names))
             columns[name] = column
-    return columns
+    return columns, reasons
 
 
 def read_class_names(table: pa.Table, name: str) -> Sequence[str]:
@@ -295,13 +332,17 @@ def _read_features(table: pa.Table, source: str, names: Sequence[str]) -> npt.ND
 
     for name in names:
         if not _is_numeric_column(table[name].type, name):
-            raise ArtifactError(
-                f"dataset.input: column '{name}' of {source} contains {table[name].type}. Use columns of numbers, or "
-                "one column of texts or images."
-            )
+            raise _make_input_error(table, source, name)
     features = np.stack([table[name].cast(pa.float64(), safe=False).to_numpy() for name in names], axis=1)
     prepared: npt.NDArray[np.float32] = _convert_input_layout(source, features)
     return prepared
+
+
+def _make_input_error(table: pa.Table, source: str, name: str) -> ArtifactError:
+    return ArtifactError(
+        f"dataset.input: column '{name}' of {source} contains {table[name].type}. Use columns of integers, "
+        "floating-point numbers or Booleans, or one column of texts or images (bytes of PNG or JPEG)."
+    )
 
 
 def _require_equal_lengths(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -333,4 +374,4 @@ def _parse_test_mask(values: npt.NDArray[Any], path: Path) -> npt.NDArray[np.boo
 
 def _flatten_column(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Flatten an array with one value per sample."""
-    return array.ravel() if array.size == len(array) else array
+    return array.ravel() if array.ndim and array.size == len(array) else array
