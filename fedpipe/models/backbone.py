@@ -28,6 +28,7 @@ from fedpipe.models.conversion import (
     disable_inplace_layers,
     freeze_buffers,
     make_group_norm,
+    record_patch_layers,
     replace_batch_norm,
 )
 from fedpipe.models.layers import Mode, replace_stateful_layers
@@ -399,6 +400,7 @@ def check_network(model: Backbone, shape: tuple[int, ...], num_classes: int) -> 
         replace_stateful_layers(network, mode, track=True)
         adapters = [layer for layer in network.modules() if isinstance(layer, LoRALinear)]
         called: set[nn.Module] = set()
+        patch_layers = record_patch_layers(network, shape)
         for adapter in adapters:
             adapter.register_forward_hook(lambda layer, *_: called.add(layer))
         noise_key = torch.zeros((), dtype=torch.int64, device="meta")
@@ -422,6 +424,8 @@ def check_network(model: Backbone, shape: tuple[int, ...], num_classes: int) -> 
             f"model.architecture: {model.architecture} can't be used, because its features have the shape "
             f"{tuple(features.shape)} for two inputs. Use an architecture with one vector of features per input."
         )
+    for layer in patch_layers:
+        _require_patches_of_all_pixels(model.architecture, shape, layer)
     if random_operations.names:
         raise SettingsError(
             f"model.architecture: {model.architecture} can't be used, because {random_operations.names[0]} in its "
@@ -432,4 +436,20 @@ def check_network(model: Backbone, shape: tuple[int, ...], num_classes: int) -> 
         raise SettingsError(
             f"model.lora.layers: '{unused_name}' of {model.architecture} can't be adapted, because its network reads "
             "the weights without calling the layer. Use other layers, or another architecture."
+        )
+
+
+def _require_patches_of_all_pixels(architecture: str, shape: tuple[int, ...], layer: nn.Conv2d) -> None:
+    """Require images that consist of complete patches. A convolution ignores other pixels."""
+    sides = list(zip(shape[1:], layer.kernel_size, layer.stride, strict=True))
+    sides_read = [side - (side - patch) % stride for side, patch, stride in sides]
+    if sides_read != list(shape[1:]):
+        right_sides = [side + (patch - side) % stride for side, patch, stride in sides]
+        read, size, patch_size, right_size = (
+            "x".join(map(str, numbers)) for numbers in (sides_read, shape[1:], layer.kernel_size, right_sides)
+        )
+        raise SettingsError(
+            f"model.architecture: {architecture} would read only {read} of {size} pixels, because it divides images "
+            f"into patches of {patch_size}. Use images of {right_size} pixels (dataset.image_size of folder, parquet "
+            "and huggingface), another data set, or another architecture."
         )

@@ -139,6 +139,9 @@ class Timm(Backbone):
         for layer in network.modules():
             if hasattr(layer, "fused_attn"):
                 layer.fused_attn = False  # its kernels on a GPU are not deterministic, and can't be vectorized
+        embedding = getattr(network, "pixel_embed", None)  # of TNT, which ignores the pixels of incomplete patches
+        if embedding is not None and any(side % embedding.patch_size[0] for side in shape[1:]):
+            raise RuntimeError(f"image sizes must be multiples of {embedding.patch_size[0]}")
         head = network.get_classifier()
         if not isinstance(head, nn.Linear):
             raise UnsupportedArchitectureError(f"its classifier is {type(head).__name__} instead of a linear layer")
