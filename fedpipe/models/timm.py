@@ -132,7 +132,11 @@ class Timm(Backbone):
             network = library.create_model(  # with the head of the weights, so that all tensors must fit
                 self.architecture,
                 pretrained=True,
-                pretrained_cfg_overlay={"state_dict": dict(tensors), "custom_load": False},
+                pretrained_cfg_overlay={
+                    "state_dict": dict(tensors),
+                    "custom_load": False,
+                    "num_classes": self._count_classes(tensors, description),
+                },
                 **arguments,
             )
             network.reset_classifier(num_classes)
@@ -146,6 +150,16 @@ class Timm(Backbone):
         if not isinstance(head, nn.Linear):
             raise UnsupportedArchitectureError(f"its classifier is {type(head).__name__} instead of a linear layer")
         return network, next(name for name, layer in network.named_modules() if layer is head)
+
+    def _count_classes(self, tensors: Mapping[str, Tensor], config: Any) -> int:
+        """Number of classes of a state dict, which is 0 if a file has no head."""
+        published: int = config.num_classes
+        if self.weights == PRETRAINED:
+            return published
+        if (weight := tensors.get(f"{config.classifier}.weight")) is not None:
+            return len(weight)
+        has_renamed_head = any(value.dim() and len(value) == published for value in tensors.values())
+        return published if has_renamed_head else 0
 
     @override
     def replace_layer(self, layer: nn.Module) -> nn.Module | None:

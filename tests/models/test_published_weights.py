@@ -199,6 +199,26 @@ def test_published_weight_formats_are_read(architecture: str) -> None:
     assert all(torch.equal(value, tensors[name]) for name, value in body.items())
 
 
+@pytest.mark.parametrize("num_classes", [0, 10, 1000])
+@pytest.mark.parametrize("architecture", ["test_vit", "test_resnet"])
+def test_timm_state_dict_of_any_number_of_classes_initializes_network(architecture: str, num_classes: int) -> None:
+    import timm
+
+    tensors = published.randomize(timm.create_model(architecture, num_classes=num_classes))
+    section = save_weights(tensors, name="timm", architecture=architecture)
+    network = build_model(**section).build_initial_network((3, 160, 160), 3)
+    body = network.body.state_dict()
+    assert all(torch.equal(value, tensors[name]) for name, value in body.items() if name in tensors)
+    assert len(body.keys() & tensors.keys()) > 20
+    assert network.head.weight.shape[0] == 3
+
+
+def save_weights(value: Any, **section: Any) -> dict[str, Any]:
+    """Write a file of weights, and return the section of its model."""
+    torch.save(value, "weights.pth")
+    return section | {"weights": "weights.pth", "sha256": compute_file_sha256(Path("weights.pth"))}
+
+
 # -- frozen ------------------------------------------------------------------------------------------------------------
 
 
