@@ -35,6 +35,8 @@ from fedpipe.models.layers import Mode, replace_stateful_layers
 from fedpipe.models.lora import LoRA, LoRALinear
 from fedpipe.models.purity import cache_check
 
+STATISTICS = (".running_mean", ".running_var")  #: ends of the names of BatchNorm's statistics
+
 
 class PublishedWeights(NamedTuple):
     """A file of weights that a library publishes."""
@@ -263,10 +265,7 @@ class Backbone(Model):
         if not has_published_weights:
             return
         if self.norm == "group":
-            raise SettingsError(
-                f"model.norm: group can't be used with the weights {self.weights}, which are those of a network with "
-                "BatchNorm. Use batch, or model.weights: null."
-            )
+            raise self._make_batch_norm_error()
         if self.sha256 is None:
             cached_file = self.find_cached_weights()
             sha256 = f" Or set it to {pinned_files.compute_content_sha256(cached_file)}." if cached_file else ""
@@ -276,6 +275,12 @@ class Backbone(Model):
             )
         if (cached_file := self.find_cached_weights()) is not None:
             self._verify_published_file(cached_file)
+
+    def _make_batch_norm_error(self) -> SettingsError:
+        return SettingsError(
+            f"model.norm: group can't be used with the weights {self.weights}, which are those of a network with "
+            "BatchNorm. Use batch, or model.weights: null."
+        )
 
     # -- networks ------------------------------------------------------------------------------------------------------
 
@@ -291,11 +296,17 @@ class Backbone(Model):
         if self.weights is None:
             return self._freeze_body(self._build_body_and_head(shape, num_classes, None))
         tensors = read_tensors(self.weights_file())
+        if self.norm == "group" and any(name.endswith(STATISTICS) for name in tensors):
+            raise self._make_batch_norm_error()
         if self.has_full_weights:
             network = self._build_body_and_head(shape, num_classes, None)
             self._load_weights(network, tensors)
             return self._freeze_body(network)
         try:
+            if self.norm == "group":  # the library's network has BatchNorm when it loads the tensors
+                library_network, _ = self.build_library_network(shape, num_classes, None)
+                state = library_network.state_dict()
+                tensors = {name: value for name, value in state.items() if name.endswith(STATISTICS)} | tensors
             return self._freeze_body(self._build_body_and_head(shape, num_classes, tensors))
         except RuntimeError as error:
             raise SettingsError(

@@ -219,6 +219,38 @@ def save_weights(value: Any, **section: Any) -> dict[str, Any]:
     return section | {"weights": "weights.pth", "sha256": compute_file_sha256(Path("weights.pth"))}
 
 
+@pytest.mark.parametrize(("name", "architecture"), [("torchvision", "resnet18"), ("timm", "test_resnet")])
+def test_group_norm_network_rejects_batch_norm_file(name: str, architecture: str) -> None:
+    import timm
+    from torchvision import models
+
+    library_network = timm.create_model(architecture) if name == "timm" else models.get_model(architecture)
+    own_network = build_model(name=name, architecture=architecture).build((3, 32, 32), 3)
+    for network in (library_network, own_network):
+        section = save_weights(network.state_dict(), name=name, architecture=architecture)
+        build_model(**section).check_weights_file((3, 32, 32), 3)
+        with pytest.raises(SettingsError, match=r"^model\.norm: group can't be used with the weights weights\.pth"):
+            build_model(**section, norm="group").check_weights_file((3, 32, 32), 3)
+
+
+def test_group_norm_file_initializes_group_norm_network() -> None:
+    from torchvision import models
+
+    def make_group_norm(channels: int) -> torch.nn.Module:
+        return torch.nn.GroupNorm(32, channels)
+
+    tensors = published.randomize(models.resnet18(norm_layer=make_group_norm))
+    section = {"name": "torchvision", "architecture": "resnet18", "norm": "group"}
+    network = build_model(**save_weights(tensors, **section)).build_initial_network((3, 32, 32), 3)
+    body = network.body.state_dict()
+    assert {f"{name}" for name in tensors if not name.startswith("fc.")} == body.keys()
+    assert all(torch.equal(value, tensors[name]) for name, value in body.items())
+
+    own_tensors = published.randomize(build_model(**section).build((3, 32, 32), 3))
+    network = build_model(**save_weights(own_tensors, **section)).build_initial_network((3, 32, 32), 3)
+    assert all(torch.equal(value, own_tensors[name]) for name, value in network.state_dict().items())
+
+
 # -- frozen ------------------------------------------------------------------------------------------------------------
 
 
