@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from fedpipe.models.lora import LoRA, LoRALinear
 from fedpipe.models.purity import cache_check
 
 STATISTICS = (".running_mean", ".running_var")  #: ends of the names of BatchNorm's statistics
+MAX_NAMES = 3  #: number of tensors that an error lists
 
 
 class PublishedWeights(NamedTuple):
@@ -311,7 +313,7 @@ class Backbone(Model):
         except RuntimeError as error:
             raise SettingsError(
                 f"model.weights: {self.weights} does not fit {self.architecture} for inputs of shape {shape} "
-                f"({_describe_mismatch(error)})."
+                f"({_describe_mismatch(error, tensors)})."
             ) from None
 
     @override
@@ -387,10 +389,19 @@ def _is_path(weights: str) -> bool:
     return any(mark in weights for mark in "./\\")
 
 
-def _describe_mismatch(error: RuntimeError) -> str:
-    """The first reason of a failed `load_state_dict`."""
+def _describe_mismatch(error: RuntimeError, tensors: Mapping[str, Tensor]) -> str:
+    """The first reason of a failed `load_state_dict`, with at most three names."""
     lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
-    return next((line.rstrip(".") for line in lines if not line.startswith("Error(s)")), type(error).__name__)
+    reason = next((line.rstrip(".") for line in lines if not line.startswith("Error(s)")), type(error).__name__)
+    names = re.findall(r'"([^"]+)"', reason)
+    prefix = next(iter(tensors), "").partition(".")[0] + "."
+    has_prefix = all(name.startswith(prefix) for name in tensors)
+    if has_prefix and any(name.removeprefix(prefix) in names for name in tensors):
+        return f"all its names begin with '{prefix}'. Remove this prefix"
+    if len(names) <= MAX_NAMES:
+        return reason
+    listed_names = ", ".join(f"'{name}'" for name in names[:MAX_NAMES])
+    return f"{reason.partition(':')[0]}: {listed_names} and {len(names) - MAX_NAMES} more"
 
 
 @cache_check

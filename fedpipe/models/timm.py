@@ -102,7 +102,7 @@ class Timm(Backbone):
             super().download_weights()
             return
         from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError
+        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
         repository, _, revision = str(config.hf_hub_id).partition("@")
         *other_names, last_name = self._list_hub_files(config)
@@ -110,6 +110,8 @@ class Timm(Backbone):
             try:
                 hf_hub_download(repository, name, revision=revision or None)
                 return
+            except LocalEntryNotFoundError:  # a subclass without a network, where another name does not help
+                raise
             except EntryNotFoundError:
                 continue
         hf_hub_download(repository, last_name, revision=revision or None)

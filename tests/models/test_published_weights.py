@@ -251,6 +251,54 @@ def test_group_norm_file_initializes_group_norm_network() -> None:
     assert all(torch.equal(value, own_tensors[name]) for name, value in network.state_dict().items())
 
 
+@pytest.mark.parametrize("name", ["torchvision", "timm"])
+def test_missing_tensor_error_lists_three_names(name: str) -> None:
+    section = save_weights({"conv1.weight": torch.zeros(1)}, **TORCHVISION if name == "torchvision" else TIMM)
+    del section["weights"]
+    model = build_model(**section, weights="weights.pth")
+    with pytest.raises(
+        SettingsError, match=r"\(Missing key\(s\) in state_dict: '[^']+', '[^']+', '[^']+' and \d+ more\)"
+    ):
+        model.check_weights_file((3, 32, 32), 3)
+
+
+@pytest.mark.parametrize("name", ["torchvision", "timm"])
+def test_error_contains_prefix_of_all_tensor_names(name: str) -> None:
+    section = dict(TORCHVISION if name == "torchvision" else TIMM) | {"weights": None}
+    network = build_model(**section).build_library_network((3, 32, 32), 3, None)[0]
+    section = save_weights({f"module.{key}": value for key, value in network.state_dict().items()}, **section)
+    with pytest.raises(SettingsError, match=r"\(all its names begin with 'module\.'\. Remove this prefix\)"):
+        build_model(**section).check_weights_file((3, 32, 32), 3)
+
+
+def test_complete_model_file_error_contains_cure() -> None:
+    section = save_weights(torch.nn.Linear(2, 2), name="torchvision", architecture="resnet18")
+    with pytest.raises(
+        SettingsError, match=r"^model\.weights: weights\.pth can't be read \(.*Save model\.state_dict\(\)"
+    ) as e:
+        build_model(**section).check_weights_file((3, 32, 32), 3)
+    assert "\x1b" not in str(e.value)
+
+
+@pytest.mark.parametrize(("is_offline", "tries"), [(True, 1), (False, 2)])
+def test_timm_download_tries_other_file_name_only_with_network(
+    monkeypatch: pytest.MonkeyPatch, is_offline: bool, tries: int
+) -> None:
+    import huggingface_hub
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    names = []
+
+    def download(repository: str, name: str, revision: str | None) -> None:
+        names.append(name)
+        raise (LocalEntryNotFoundError if is_offline else EntryNotFoundError)("missing")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    with pytest.raises(EntryNotFoundError):
+        build_model(**TIMM).download_weights()
+    assert len(names) == tries
+
+
 # -- frozen ------------------------------------------------------------------------------------------------------------
 
 
