@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,11 +29,15 @@ from fedpipe.models.conversion import (
     disable_inplace_layers,
     freeze_buffers,
     make_group_norm,
+    record_patch_layers,
     replace_batch_norm,
 )
 from fedpipe.models.layers import Mode, replace_stateful_layers
 from fedpipe.models.lora import LoRA, LoRALinear
 from fedpipe.models.purity import cache_check
+
+STATISTICS = (".running_mean", ".running_var")  #: ends of the names of BatchNorm's statistics
+MAX_NAMES = 3  #: number of tensors that an error lists
 
 
 class PublishedWeights(NamedTuple):
@@ -262,10 +267,7 @@ class Backbone(Model):
         if not has_published_weights:
             return
         if self.norm == "group":
-            raise SettingsError(
-                f"model.norm: group can't be used with the weights {self.weights}, which are those of a network with "
-                "BatchNorm. Use batch, or model.weights: null."
-            )
+            raise self._make_batch_norm_error()
         if self.sha256 is None:
             cached_file = self.find_cached_weights()
             sha256 = f" Or set it to {pinned_files.compute_content_sha256(cached_file)}." if cached_file else ""
@@ -275,6 +277,12 @@ class Backbone(Model):
             )
         if (cached_file := self.find_cached_weights()) is not None:
             self._verify_published_file(cached_file)
+
+    def _make_batch_norm_error(self) -> SettingsError:
+        return SettingsError(
+            f"model.norm: group can't be used with the weights {self.weights}, which are those of a network with "
+            "BatchNorm. Use batch, or model.weights: null."
+        )
 
     # -- networks ------------------------------------------------------------------------------------------------------
 
@@ -290,16 +298,22 @@ class Backbone(Model):
         if self.weights is None:
             return self._freeze_body(self._build_body_and_head(shape, num_classes, None))
         tensors = read_tensors(self.weights_file())
+        if self.norm == "group" and any(name.endswith(STATISTICS) for name in tensors):
+            raise self._make_batch_norm_error()
         if self.has_full_weights:
             network = self._build_body_and_head(shape, num_classes, None)
             self._load_weights(network, tensors)
             return self._freeze_body(network)
         try:
+            if self.norm == "group":  # the library's network has BatchNorm when it loads the tensors
+                library_network, _ = self.build_library_network(shape, num_classes, None)
+                state = library_network.state_dict()
+                tensors = {name: value for name, value in state.items() if name.endswith(STATISTICS)} | tensors
             return self._freeze_body(self._build_body_and_head(shape, num_classes, tensors))
         except RuntimeError as error:
             raise SettingsError(
                 f"model.weights: {self.weights} does not fit {self.architecture} for inputs of shape {shape} "
-                f"({_describe_mismatch(error)})."
+                f"({_describe_mismatch(error, tensors)})."
             ) from None
 
     @override
@@ -375,10 +389,19 @@ def _is_path(weights: str) -> bool:
     return any(mark in weights for mark in "./\\")
 
 
-def _describe_mismatch(error: RuntimeError) -> str:
-    """The first reason of a failed `load_state_dict`."""
+def _describe_mismatch(error: RuntimeError, tensors: Mapping[str, Tensor]) -> str:
+    """The first reason of a failed `load_state_dict`, with at most three names."""
     lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
-    return next((line.rstrip(".") for line in lines if not line.startswith("Error(s)")), type(error).__name__)
+    reason = next((line.rstrip(".") for line in lines if not line.startswith("Error(s)")), type(error).__name__)
+    names = re.findall(r'"([^"]+)"', reason)
+    prefix = next(iter(tensors), "").partition(".")[0] + "."
+    has_prefix = all(name.startswith(prefix) for name in tensors)
+    if has_prefix and any(name.removeprefix(prefix) in names for name in tensors):
+        return f"all its names begin with '{prefix}'. Remove this prefix"
+    if len(names) <= MAX_NAMES:
+        return reason
+    listed_names = ", ".join(f"'{name}'" for name in names[:MAX_NAMES])
+    return f"{reason.partition(':')[0]}: {listed_names} and {len(names) - MAX_NAMES} more"
 
 
 @cache_check
@@ -399,6 +422,7 @@ def check_network(model: Backbone, shape: tuple[int, ...], num_classes: int) -> 
         replace_stateful_layers(network, mode, track=True)
         adapters = [layer for layer in network.modules() if isinstance(layer, LoRALinear)]
         called: set[nn.Module] = set()
+        patch_layers = record_patch_layers(network, shape)
         for adapter in adapters:
             adapter.register_forward_hook(lambda layer, *_: called.add(layer))
         noise_key = torch.zeros((), dtype=torch.int64, device="meta")
@@ -422,6 +446,8 @@ def check_network(model: Backbone, shape: tuple[int, ...], num_classes: int) -> 
             f"model.architecture: {model.architecture} can't be used, because its features have the shape "
             f"{tuple(features.shape)} for two inputs. Use an architecture with one vector of features per input."
         )
+    for layer in patch_layers:
+        _require_patches_of_all_pixels(model.architecture, shape, layer)
     if random_operations.names:
         raise SettingsError(
             f"model.architecture: {model.architecture} can't be used, because {random_operations.names[0]} in its "
@@ -432,4 +458,20 @@ def check_network(model: Backbone, shape: tuple[int, ...], num_classes: int) -> 
         raise SettingsError(
             f"model.lora.layers: '{unused_name}' of {model.architecture} can't be adapted, because its network reads "
             "the weights without calling the layer. Use other layers, or another architecture."
+        )
+
+
+def _require_patches_of_all_pixels(architecture: str, shape: tuple[int, ...], layer: nn.Conv2d) -> None:
+    """Require images that consist of complete patches. A convolution ignores other pixels."""
+    sides = list(zip(shape[1:], layer.kernel_size, layer.stride, strict=True))
+    sides_read = [side - (side - patch) % stride for side, patch, stride in sides]
+    if sides_read != list(shape[1:]):
+        right_sides = [side + (patch - side) % stride for side, patch, stride in sides]
+        read, size, patch_size, right_size = (
+            "x".join(map(str, numbers)) for numbers in (sides_read, shape[1:], layer.kernel_size, right_sides)
+        )
+        raise SettingsError(
+            f"model.architecture: {architecture} would read only {read} of {size} pixels, because it divides images "
+            f"into patches of {patch_size}. Use images of {right_size} pixels (dataset.image_size of folder, parquet "
+            "and huggingface), another data set, or another architecture."
         )

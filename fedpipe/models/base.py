@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import pickle
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -205,11 +206,13 @@ def _read_tensors_cached(path: Path, fingerprint: str) -> dict[str, Tensor]:
         tensors = _load_file(path)
         non_tensors = [name for name, value in tensors.items() if not isinstance(value, Tensor)]
         reason = f"'{non_tensors[0]}' is not a tensor" if non_tensors else ""
+    except pickle.UnpicklingError:
+        reason = "it contains something other than tensors, such as a complete model"
     except Exception as error:  # a user's file may contain anything
         reason = str(error).split("\n", 1)[0] or type(error).__name__
     if reason:
         raise SettingsError(
-            f"model.weights: {path} can't be read ({reason}). Use a state dict, which contains tensors by name."
+            f"model.weights: {path} can't be read ({reason}). Save model.state_dict(), which contains tensors by name."
         )
     return tensors
 

@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 MAX_GROUPS = 32  #: largest number of groups of GroupNorm
+MIN_PATCH_STRIDE = 3  #: a smaller stride ignores at most the last row and column of pixels
 
 
 class UnsupportedArchitectureError(Exception):
@@ -75,6 +76,20 @@ def freeze_buffers(body: nn.Module) -> None:
                 if value is not None:
                     delattr(layer, name)
                     layer.register_parameter(name, nn.Parameter(value, requires_grad=False))
+
+
+def record_patch_layers(network: nn.Module, shape: tuple[int, ...]) -> list[nn.Conv2d]:
+    """Get a list to which each call of the network adds the convolutions that divide images into patches."""
+    layers: list[nn.Conv2d] = []
+
+    def record(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if isinstance(layer, nn.Conv2d) and inputs[0].shape[1:] == shape:
+            layers.append(layer)
+
+    for layer in network.modules():
+        if type(layer) is nn.Conv2d and layer.padding == (0, 0) and min(layer.stride) >= MIN_PATCH_STRIDE:
+            layer.register_forward_pre_hook(record)
+    return layers
 
 
 class ParametersOnMeta(TorchFunctionMode):

@@ -64,6 +64,11 @@ class LoRA:
             A name selects no linear layer.
         """
         linear_layers = {name: layer for name, layer in body.named_modules() if type(layer) is nn.Linear}
+        if not linear_layers:
+            raise SettingsError(
+                f"model.lora: it can't be used with {architecture}, whose body has no linear layer. Remove it, or use "
+                "another architecture."
+            )
         for selected in self.layers:
             if not any(_is_selected_layer(name, selected) for name in linear_layers):
                 suffixes = dict.fromkeys(_strip_numbers(name) for name in linear_layers)
@@ -81,7 +86,7 @@ def _is_selected_layer(layer_name: str, suffix: str) -> bool:
 
 
 def _strip_numbers(name: str) -> str:
-    """Name of a layer below its block, such as attn.qkv of blocks.3.attn.qkv."""
+    """Name of a layer below its block, such as attn.qkv of blocks.3.attn.qkv or of encoder_layer_3.attn.qkv."""
     parts = name.split(".")
-    numbers = [index for index, part in enumerate(parts[:-1]) if part.isdigit()]
+    numbers = [index for index, part in enumerate(parts[:-1]) if part.rpartition("_")[2].isdigit()]
     return ".".join(parts[numbers[-1] + 1 :] if numbers else parts)

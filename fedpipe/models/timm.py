@@ -102,7 +102,7 @@ class Timm(Backbone):
             super().download_weights()
             return
         from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError
+        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
         repository, _, revision = str(config.hf_hub_id).partition("@")
         *other_names, last_name = self._list_hub_files(config)
@@ -110,6 +110,8 @@ class Timm(Backbone):
             try:
                 hf_hub_download(repository, name, revision=revision or None)
                 return
+            except LocalEntryNotFoundError:  # a subclass without a network, where another name does not help
+                raise
             except EntryNotFoundError:
                 continue
         hf_hub_download(repository, last_name, revision=revision or None)
@@ -132,17 +134,34 @@ class Timm(Backbone):
             network = library.create_model(  # with the head of the weights, so that all tensors must fit
                 self.architecture,
                 pretrained=True,
-                pretrained_cfg_overlay={"state_dict": dict(tensors), "custom_load": False},
+                pretrained_cfg_overlay={
+                    "state_dict": dict(tensors),
+                    "custom_load": False,
+                    "num_classes": self._count_classes(tensors, description),
+                },
                 **arguments,
             )
             network.reset_classifier(num_classes)
         for layer in network.modules():
             if hasattr(layer, "fused_attn"):
                 layer.fused_attn = False  # its kernels on a GPU are not deterministic, and can't be vectorized
+        embedding = getattr(network, "pixel_embed", None)  # of TNT, which ignores the pixels of incomplete patches
+        if embedding is not None and any(side % embedding.patch_size[0] for side in shape[1:]):
+            raise RuntimeError(f"image sizes must be multiples of {embedding.patch_size[0]}")
         head = network.get_classifier()
         if not isinstance(head, nn.Linear):
             raise UnsupportedArchitectureError(f"its classifier is {type(head).__name__} instead of a linear layer")
         return network, next(name for name, layer in network.named_modules() if layer is head)
+
+    def _count_classes(self, tensors: Mapping[str, Tensor], config: Any) -> int:
+        """Number of classes of a state dict, which is 0 if a file has no head."""
+        published: int = config.num_classes
+        if self.weights == PRETRAINED:
+            return published
+        if (weight := tensors.get(f"{config.classifier}.weight")) is not None:
+            return len(weight)
+        has_renamed_head = any(value.dim() and len(value) == published for value in tensors.values())
+        return published if has_renamed_head else 0
 
     @override
     def replace_layer(self, layer: nn.Module) -> nn.Module | None:

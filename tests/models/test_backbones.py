@@ -93,7 +93,7 @@ def test_body_and_head_match_logits_of_torchvision(architecture: str) -> None:
 def test_every_torchvision_network_accepts_its_image_size(architecture: str) -> None:
     model = build_model(architecture=architecture)
     entries = model._list_weights_entries()  # type: ignore[attr-defined]
-    side = max(224 if architecture.startswith("maxvit") else 75, *(entry.meta["min_size"][0] for entry in entries))
+    side = max(224 if architecture.startswith("maxvit") else 76, *(entry.meta["min_size"][0] for entry in entries))
     model.check((3, side, side), CLASSES)
     assert [entry.name for entry in entries] == model.list_weights() != []
 
@@ -304,6 +304,42 @@ def test_backbone_with_unseeded_noise_is_rejected(monkeypatch: pytest.MonkeyPatc
         SettingsError, match=r"^model\.architecture: densenet169 can't be used, .*(native_dropout|bernoulli)"
     ):
         build_model(architecture="densenet169").check((3, 32, 32), 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture", "shape", "read_size", "right_size"),
+    [
+        ("timm", "vit_tiny_patch16_224", (1, 28, 28), "16x16 of 28x28", "32x32"),
+        ("timm", "deit_tiny_patch16_224", (3, 32, 40), "32x32 of 32x40", "32x48"),
+        ("timm", "test_convnext", (3, 34, 40), "32x40 of 34x40", "36x40"),
+        ("timm", "pit_ti_224", (3, 28, 28), "24x24 of 28x28", "32x32"),
+        ("torchvision", "convnext_tiny", (3, 34, 34), "32x32 of 34x34", "36x36"),
+    ],
+)
+def test_backbone_rejects_image_size_that_patch_size_does_not_divide(
+    name: str, architecture: str, shape: tuple[int, ...], read_size: str, right_size: str
+) -> None:
+    with pytest.raises(SettingsError) as error:
+        build_model(name, architecture=architecture).check(shape, 10)
+    assert str(error.value).startswith(f"model.architecture: {architecture} would read only {read_size} pixels")
+    assert f"Use images of {right_size} pixels (dataset.image_size" in str(error.value)
+    height, width = map(int, right_size.split("x"))
+    build_model(name, architecture=architecture).check((shape[0], height, width), 10)
+
+
+def test_tnt_rejects_image_size_that_patch_size_does_not_divide() -> None:
+    with pytest.raises(SettingsError, match=r"image sizes must be multiples of 16.*dataset\.image_size"):
+        build_model("timm", architecture="tnt_s_patch16_224").check((3, 40, 40), 10)
+    build_model("timm", architecture="tnt_s_patch16_224").check((3, 48, 48), 10)
+
+
+@pytest.mark.parametrize("architecture", ["test_vit", "pit_ti_224", "test_efficientnet"])
+def test_all_pixels_of_accepted_images_influence_timm_features(architecture: str) -> None:
+    model, x = build_model("timm", architecture=architecture), make_inputs((1, 48, 48)).requires_grad_()
+    model.check((1, 48, 48), 10)
+    model.build((1, 48, 48), 10).eval().body(x).square().sum().backward()
+    assert x.grad is not None
+    assert x.grad.ne(0).any(0).all()
 
 
 def test_missing_timm_error_contains_install_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,6 +102,14 @@ def test_lora_uses_pretrained_batch_norm_statistics() -> None:
             {"lora": {"layers": ["qvk"]}},
             "model.lora.layers: test_vit has no linear layer 'qvk'. Use one of: attn.qkv, attn.proj",
         ),
+        (
+            {"lora": {"layers": ["fc"]}, "name": "torchvision", "architecture": "resnet18"},
+            "model.lora: it can't be used with resnet18, whose body has no linear layer. Remove it",
+        ),
+        (
+            {"lora": {"layers": ["out_proj"]}, "name": "torchvision", "architecture": "vit_b_32"},
+            "model.lora.layers: vit_b_32 has no linear layer 'out_proj'. Use one of: mlp.0, mlp.3",
+        ),
         ({"lora": {"layers": ["qkv"]}, "frozen": True}, "model.lora: it can't be used with model.frozen"),
         (
             {"lora": {"layers": ["qkv"]}, "name": "torchvision", "architecture": "swin_t"},

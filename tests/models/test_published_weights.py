@@ -199,6 +199,106 @@ def test_published_weight_formats_are_read(architecture: str) -> None:
     assert all(torch.equal(value, tensors[name]) for name, value in body.items())
 
 
+@pytest.mark.parametrize("num_classes", [0, 10, 1000])
+@pytest.mark.parametrize("architecture", ["test_vit", "test_resnet"])
+def test_timm_state_dict_of_any_number_of_classes_initializes_network(architecture: str, num_classes: int) -> None:
+    import timm
+
+    tensors = published.randomize(timm.create_model(architecture, num_classes=num_classes))
+    section = save_weights(tensors, name="timm", architecture=architecture)
+    network = build_model(**section).build_initial_network((3, 160, 160), 3)
+    body = network.body.state_dict()
+    assert all(torch.equal(value, tensors[name]) for name, value in body.items() if name in tensors)
+    assert len(body.keys() & tensors.keys()) > 20
+    assert network.head.weight.shape[0] == 3
+
+
+def save_weights(value: Any, **section: Any) -> dict[str, Any]:
+    """Write a file of weights, and return the section of its model."""
+    torch.save(value, "weights.pth")
+    return section | {"weights": "weights.pth", "sha256": compute_file_sha256(Path("weights.pth"))}
+
+
+@pytest.mark.parametrize(("name", "architecture"), [("torchvision", "resnet18"), ("timm", "test_resnet")])
+def test_group_norm_network_rejects_batch_norm_file(name: str, architecture: str) -> None:
+    import timm
+    from torchvision import models
+
+    library_network = timm.create_model(architecture) if name == "timm" else models.get_model(architecture)
+    own_network = build_model(name=name, architecture=architecture).build((3, 32, 32), 3)
+    for network in (library_network, own_network):
+        section = save_weights(network.state_dict(), name=name, architecture=architecture)
+        build_model(**section).check_weights_file((3, 32, 32), 3)
+        with pytest.raises(SettingsError, match=r"^model\.norm: group can't be used with the weights weights\.pth"):
+            build_model(**section, norm="group").check_weights_file((3, 32, 32), 3)
+
+
+def test_group_norm_file_initializes_group_norm_network() -> None:
+    from torchvision import models
+
+    def make_group_norm(channels: int) -> torch.nn.Module:
+        return torch.nn.GroupNorm(32, channels)
+
+    tensors = published.randomize(models.resnet18(norm_layer=make_group_norm))
+    section = {"name": "torchvision", "architecture": "resnet18", "norm": "group"}
+    network = build_model(**save_weights(tensors, **section)).build_initial_network((3, 32, 32), 3)
+    body = network.body.state_dict()
+    assert {f"{name}" for name in tensors if not name.startswith("fc.")} == body.keys()
+    assert all(torch.equal(value, tensors[name]) for name, value in body.items())
+
+    own_tensors = published.randomize(build_model(**section).build((3, 32, 32), 3))
+    network = build_model(**save_weights(own_tensors, **section)).build_initial_network((3, 32, 32), 3)
+    assert all(torch.equal(value, own_tensors[name]) for name, value in network.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["torchvision", "timm"])
+def test_missing_tensor_error_lists_three_names(name: str) -> None:
+    section = save_weights({"conv1.weight": torch.zeros(1)}, **TORCHVISION if name == "torchvision" else TIMM)
+    del section["weights"]
+    model = build_model(**section, weights="weights.pth")
+    with pytest.raises(
+        SettingsError, match=r"\(Missing key\(s\) in state_dict: '[^']+', '[^']+', '[^']+' and \d+ more\)"
+    ):
+        model.check_weights_file((3, 32, 32), 3)
+
+
+@pytest.mark.parametrize("name", ["torchvision", "timm"])
+def test_error_contains_prefix_of_all_tensor_names(name: str) -> None:
+    section = dict(TORCHVISION if name == "torchvision" else TIMM) | {"weights": None}
+    network = build_model(**section).build_library_network((3, 32, 32), 3, None)[0]
+    section = save_weights({f"module.{key}": value for key, value in network.state_dict().items()}, **section)
+    with pytest.raises(SettingsError, match=r"\(all its names begin with 'module\.'\. Remove this prefix\)"):
+        build_model(**section).check_weights_file((3, 32, 32), 3)
+
+
+def test_complete_model_file_error_contains_cure() -> None:
+    section = save_weights(torch.nn.Linear(2, 2), name="torchvision", architecture="resnet18")
+    with pytest.raises(
+        SettingsError, match=r"^model\.weights: weights\.pth can't be read \(.*Save model\.state_dict\(\)"
+    ) as e:
+        build_model(**section).check_weights_file((3, 32, 32), 3)
+    assert "\x1b" not in str(e.value)
+
+
+@pytest.mark.parametrize(("is_offline", "tries"), [(True, 1), (False, 2)])
+def test_timm_download_tries_other_file_name_only_with_network(
+    monkeypatch: pytest.MonkeyPatch, is_offline: bool, tries: int
+) -> None:
+    import huggingface_hub
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    names = []
+
+    def download(repository: str, name: str, revision: str | None) -> None:
+        names.append(name)
+        raise (LocalEntryNotFoundError if is_offline else EntryNotFoundError)("missing")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    with pytest.raises(EntryNotFoundError):
+        build_model(**TIMM).download_weights()
+    assert len(names) == tries
+
+
 # -- frozen ------------------------------------------------------------------------------------------------------------
 
 
