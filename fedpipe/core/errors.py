@@ -123,6 +123,7 @@ def format_validation_errors(
                 words = f"a list, such as [{value}]"
             expectations.setdefault(key, (problem["input"], []))[1].append(words)
     for key, (value, phrases) in expectations.items():
+        phrases = [one for one in dict.fromkeys(phrases) if one != "a valid integer" or "a valid number" not in phrases]
         if phrases[0].endswith(("item", "items")) and any(other.startswith(f"{key}.") for other in expectations):
             continue  # the list is too short because of an invalid entry
         if value is None and "a valid mapping" in phrases:

@@ -22,6 +22,12 @@ class GridPoint:
     values: dict[str, Any]
     changes: dict[str, Any]
 
+    @property
+    def locations(self) -> list[str]:
+        """Text about the point for messages. Empty without a grid."""
+        values = ", ".join(f"{name}: {value}" for name, value in self.values.items())
+        return [f"at the point {values} of study.grid"] if values else []
+
     def select_algorithm_values(self, label: str, keys: dict[str, list[str]]) -> dict[str, Any]:
         """Select the values that concern an algorithm, given the keys that each name sets."""
         return {name: value for name, value in self.values.items() if has_effect_on_algorithm(keys[name], label)}
@@ -102,9 +108,7 @@ def build_grid_point_params(
     SettingsError
         The settings are invalid. Each message names the point.
     """
-    values = ", ".join(f"{name}: {value}" for name, value in point.values.items())
-    locations = [f"at the point {values} of study.grid"] if values else []
-    with _add_location_to_errors(locations):
+    with add_location_to_errors(point.locations):
         point_settings = loader.override_settings(raw, point.changes, preset_changes)
     groups: dict[str, list[str]] = {}
     method_changes: dict[str, dict[str, Any]] = {}
@@ -117,8 +121,8 @@ def build_grid_point_params(
         if not (point.changes or method_changes[name]):
             yield study_params, labels, {}
             continue
-        with _add_location_to_errors(
-            [*locations, *([f"with algorithms.{labels[0]}.overrides"] if method_changes[name] else [])]
+        with add_location_to_errors(
+            [*point.locations, *([f"with algorithms.{labels[0]}.overrides"] if method_changes[name] else [])]
         ):
             whole = loader.override_settings(point_settings, method_changes[name], preset_changes)
             params = parser.parse_params(whole, None, labels, obtain_command)
@@ -144,10 +148,11 @@ def build_draw_params(
     Raises
     ------
     SettingsError
-        A drawn value is invalid. Each message has the draw.
+        A drawn value is invalid. Each message has the point and the draw.
     """
     drawn_values = ", ".join(f"{key}: {value}" for key, value in values.items())
-    with _add_location_to_errors([f"with {drawn_values}, which tune.over draws for {label}"]):
+    locations = [*point.locations, f"with {drawn_values}, which tune.over draws for {label}"]
+    with add_location_to_errors(locations):
         point_settings = loader.override_settings(raw, point.changes, preset_changes)
         overrides = methods.parse_method_options(point_settings, label).overrides
         whole = loader.override_settings(point_settings, overrides, values, preset_changes)
@@ -163,7 +168,7 @@ def _get_setting(settings: dict[str, Any], key: str) -> Any:
 
 
 @contextmanager
-def _add_location_to_errors(locations: list[str]) -> Iterator[None]:
+def add_location_to_errors(locations: list[str]) -> Iterator[None]:
     """Add the location to each message about invalid settings."""
     try:
         yield

@@ -244,7 +244,8 @@ class _PlanDraft:
             return
         values_by_label = tune.draw_values([*params_by_label])
         for label, params in params_by_label.items():
-            search.check_rungs(tune, params)
+            with grid.add_location_to_errors(point.locations):
+                search.check_rungs(tune, params)
             grid_values = self._select_grid_values(point, label, params)
             name = compute_json_digest([label, grid_values])
             if name in self.searches:
@@ -268,6 +269,7 @@ class _PlanDraft:
                 partitions=tuple(compute_json_digest(self.run_settings[key].partition_settings) for key in first_keys),
                 candidates=tuple(candidates),
             )
+            self.warnings += search.list_warnings_about_equal_draws(tune, self.searches[name])
 
     def _plan_draw(
         self,
@@ -282,6 +284,7 @@ class _PlanDraft:
     ) -> Candidate:
         """Plan a draw of a method. No files are planned for a draw that is only assumed."""
         draw_params, keys = resolve(values), []
+        search.check_integer_ranges(tune, label, draw_params)
         self.components += [draw_params.model] if type(draw_params.model) is not type(params.model) else []
         for seed in tune.seeds:
             settings = search.make_draw_run_settings(draw_params, label, seed, protocol)

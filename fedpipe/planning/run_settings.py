@@ -16,6 +16,7 @@ from fedpipe.core.yaml_text import format_yaml, read_generated_yaml, read_yaml
 from fedpipe.settings.dataset import SPLIT_KEYS, Data
 from fedpipe.settings.evaluation import Evaluation
 from fedpipe.settings.federation import Federation
+from fedpipe.settings.loader import override_settings
 from fedpipe.settings.params import Params
 from fedpipe.settings.transforms import Transforms
 
@@ -138,6 +139,23 @@ class RunSettings:
                 "that version."
             )
         return component
+
+    def can_set(self, section: str, key: str, value: Any) -> bool:
+        """Whether a section of these settings accepts another value of a key."""
+        settings = override_settings(getattr(self, section), {key: value})
+        try:
+            match section:
+                case "federation":
+                    Federation(**settings)
+                case "transforms":
+                    Transforms(**settings)
+                case "model":
+                    registry.build_component_from_run_settings(MODEL, settings | self.origin.get("model", {}))
+                case "algorithm":
+                    registry.build_component_from_run_settings(ALGORITHM, settings)
+        except ValueError:
+            return False
+        return True
 
     def build_federation_settings(self) -> Federation:
         """Build the settings of the federation."""

@@ -69,6 +69,11 @@ class PlannedSearch:
         """All draws by number."""
         return tuple({candidate.draw: candidate for candidate in (*self.candidates, *self.new_draws)}.values())
 
+    @property
+    def num_different_draws(self) -> int:
+        """Number of draws that differ in their values, so that they have different runs."""
+        return len({candidate.keys for candidate in self.draws})
+
     def has_cell(self, cell: GridCell) -> bool:
         """Whether a cell has the default settings of this method at this point."""
         return (cell.algorithm, cell.grid) == (self.algorithm, self.grid | {TUNING: UNTUNED})

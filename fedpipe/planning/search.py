@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedpipe.core.components.component import ALGORITHM
@@ -23,9 +23,7 @@ from fedpipe.planning.rungs import TUNING, PlannedSearch, Rung, RungSearch, sele
 from fedpipe.settings.base import ValidationProtocol, to_validation_protocol
 from fedpipe.settings.methods import DATA_KEYS, METHOD_KEYS
 from fedpipe.settings.params import Params
-from fedpipe.settings.tune import Tune, count_draws_by_rung
-
-TUNABLE_SECTIONS = ("federation", "model", "transforms", "algorithms")
+from fedpipe.settings.tune import TUNABLE_SECTIONS, Tune, count_draws_by_rung
 
 
 def get_ranking_protocol(tune: Tune, params: Params, label: str) -> ValidationProtocol:
@@ -91,6 +89,30 @@ def check_rungs(tune: Tune, params: Params) -> None:
                 f"tune.rungs: round {rung} is not evaluated, because evaluation.every is {every}. Use multiples of "
                 f"{every}."
             )
+
+
+def check_integer_ranges(tune: Tune, label: str, params: Params) -> None:
+    """Require that a parameter that is a real number has no range of integers. ``params`` are those of a draw."""
+    for key, one in tune.select_ranges(label).items():
+        if one.has_integers and isinstance(_get_parsed_value(params, label, key), float):
+            low, high = one.bounds
+            raise SettingsError(
+                f"tune.over.{key}.{one.scale}: [{low}, {high}] has only integers, because both bounds are integers. "
+                f"But {key} is a real number. Use [{float(low)}, {float(high)}], or list the integers in choice."
+            )
+
+
+def list_warnings_about_equal_draws(tune: Tune, planned: PlannedSearch) -> list[str]:
+    """List a warning if so many draws of a method are equal that the last rung compares nothing."""
+    first_batch = planned.candidates[: tune.batch_sizes[0]]
+    count = len({candidate.keys for candidate in first_batch})
+    if not first_batch or count_draws_by_rung((count, *tune.batch_sizes[1:]))[-1] > 1:
+        return []
+    plural, other_advice = ("s", ", or fewer rungs") if count > 1 else ("", "")
+    return [
+        f"tune.over: {planned.algorithm} has {count} different draw{plural} of {len(first_batch)}, so only one reaches "
+        f"round {tune.rungs[-1]}. Use ranges with more values{other_advice}."
+    ]
 
 
 def make_draw_run_settings(params: Params, label: str, seed: int, protocol: ValidationProtocol) -> RunSettings:
@@ -190,6 +212,17 @@ def describe_largest_search_size(plan: Plan) -> str:
 
 def _read_settings_of_run(files: RunFiles) -> RunSettings:
     return RunSettings.read(files.settings)
+
+
+def _get_parsed_value(params: Params, label: str, key: str) -> Any:
+    """Get the value of a tuned key in the settings of a method. None if it has no such key."""
+    section, *names = key.split(".")
+    value: Any = getattr(params, section)
+    if section == "algorithms":
+        value, names = params.algorithms[label].algorithm, names[1:]
+    for name in names:
+        value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+    return value
 
 
 def _check_tuned_key(key: str, study_params: Params) -> None:

@@ -15,7 +15,7 @@ import pandas as pd
 
 from fedpipe.planning.plan import Cell, Plan
 from fedpipe.report import results
-from fedpipe.report.words import METRICS
+from fedpipe.report.words import METRICS, format_number
 from fedpipe.settings.report import Statistic
 
 CONFIDENCE = 0.95  #: confidence level of intervals
@@ -47,8 +47,9 @@ class PairedDifference(NamedTuple):
     def formatted_difference(self) -> str:
         """Text with two decimals, such as ``+1.20 ± 0.45 *``, with a star if it is significant."""
         if math.isnan(self.half_width):
-            return f"{self.mean:+.2f} (one seed)"
-        return f"{self.mean:+.2f} ± {self.half_width:.2f}{' *' if self.is_significant else '  '}"
+            return f"{format_number(self.mean, '+')} (one seed)"
+        star = " *" if self.is_significant else "  "
+        return f"{format_number(self.mean, '+')} ± {format_number(self.half_width)}{star}"
 
 
 #: Explanation below a table with differences.

@@ -27,7 +27,7 @@ from fedpipe.report.table_notes import (
 )
 from fedpipe.report.table_parts import TextTable, escape_html
 from fedpipe.report.tuning import build_search_section
-from fedpipe.report.words import DASH, METRICS, explain_metrics, format_bytes, format_metric_label
+from fedpipe.report.words import DASH, METRICS, explain_metrics, format_bytes, format_metric_label, format_number
 from fedpipe.settings.base import Metric
 
 PAGE_CSS = (  #: style of the page
@@ -180,7 +180,7 @@ def format_score(cell: Mapping[Hashable, Any]) -> str:
         return DASH
     if math.isinf(cell["mean"]):
         return INFINITY
-    return f"{cell['mean']:.2f}" + (f" ± {cell['std']:.2f}" if cell["seeds"] > 1 else "")
+    return format_number(cell["mean"]) + (f" ± {format_number(cell['std'])}" if cell["seeds"] > 1 else "")
 
 
 def _format_reported_scores(plan: Plan, cells: list[dict[Hashable, Any]]) -> dict[str, str]:

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fedpipe.core.errors import ArtifactError
-from fedpipe.core.storage.layout import MergedRoundFiles
+from fedpipe.core.storage.layout import MergedRoundFiles, RunFiles
 from fedpipe.planning import search, tpe
 from fedpipe.planning.plan import Plan
+from fedpipe.planning.run_settings import RunSettings
 from fedpipe.planning.rungs import (
     TUNED,
     TUNING,
@@ -30,11 +31,12 @@ from fedpipe.planning.rungs import (
 from fedpipe.planning.tpe import PlanDraw
 from fedpipe.report import results
 from fedpipe.report.table_parts import TextTable
-from fedpipe.report.words import METRICS, format_metric_label, join_words
+from fedpipe.report.words import METRICS, format_metric_label, format_number, join_words
 from fedpipe.settings.base import Metric
 from fedpipe.settings.tune import Range
 
 NO_VALUE = "–"  #: cell of a key that does not concern a method
+RELATIVE_STEP = 1e-6  #: from a bound of real numbers to a value beyond it
 
 
 class Measurement(NamedTuple):
@@ -51,6 +53,8 @@ class Winner(NamedTuple):
     values: dict[str, Any]  #: by key of `tune.over`. None if a key does not concern the method
     texts: dict[str, str]  #: these values, the number of draws and the validation score, by the head of a column
     has_diverged: bool
+    has_lost_to_diverged: bool  #: whether it diverged, but a draw that did not diverge was not continued
+    run_keys: tuple[str, ...]  #: keys of its runs with the study's seeds
 
 
 def rank_rung(plan: Plan, rounds: int, plan_draw: PlanDraw | None = None) -> Rung:
@@ -174,13 +178,18 @@ def list_winners(plan: Plan) -> list[Winner]:
     if plan.tuning is None or len(rungs) < len(plan.tuning.rungs):
         return []
     winners, metric, heads = [], METRICS[plan.tuning.metric], _get_heads(plan.tuning)
-    for planned, result in zip(plan.tuning.searches, rungs[-1].searches, strict=True):
+    for index, (planned, result) in enumerate(zip(plan.tuning.searches, rungs[-1].searches, strict=True)):
         ranked = result.ranking[0] if result.ranking else None
         values = _get_draw_values(plan, planned, ranked.draw) if ranked else dict.fromkeys(heads)
         texts = {heads[key]: NO_VALUE if value is None else str(value) for key, value in values.items()}
-        score = None if ranked is None or ranked.score is None else f"{metric.factor * ranked.score:.2f}"
-        texts |= {"draws": str(len(planned.candidates)), f"validation {metric.name_with_unit}": score or NO_VALUE}
-        winners.append(Winner(planned, values, texts, ranked is not None and ranked.diverged))
+        score = None if ranked is None or ranked.score is None else format_number(metric.factor * ranked.score)
+        texts |= {"draws": _format_draw_count(planned), f"validation {metric.name_with_unit}": score or NO_VALUE}
+        has_diverged = ranked is not None and ranked.diverged
+        last_results = {
+            planned.draws[one.draw].keys: one.diverged for rung in rungs for one in rung.searches[index].ranking
+        }
+        has_lost = has_diverged and not all(last_results.values())
+        winners.append(Winner(planned, values, texts, has_diverged, has_lost, result.keys))
     return winners
 
 
@@ -188,26 +197,48 @@ def build_search_section(plan: Plan) -> list[str | TextTable]:
     """Build the sentences about the search, and the table of the winning values. Empty without `tune`."""
     if plan.tuning is None:
         return []
-    rows, failed, near_bounds, heads = [], [], [], _get_heads(plan.tuning)
+    rows, near_bounds, heads = [], [], _get_heads(plan.tuning)
+    failed, failed_later = list[str](), list[str]()
     for winner in list_winners(plan):
         title, point = plan.get_method_title(winner.search.algorithm), _format_search_grid_point(plan, winner.search)
-        failed += [results.describe_configuration(title, point)] if winner.has_diverged else []
-        near_bounds += [
-            f"{heads[key]} of {results.describe_configuration(title, point)}"
-            for key, value in winner.values.items()
-            if value is not None and Range.model_validate(plan.tuning.over[key]).is_near_bound(value)
-        ]
+        name = results.describe_configuration(title, point)
+        if winner.has_diverged:
+            (failed_later if winner.has_lost_to_diverged else failed).append(name)
+        else:
+            near_bounds += [f"{heads[key]} of {name}" for key in list_keys_near_bound(plan.tuning, winner)]
         point_texts = zip(results.shorten_dotted_keys(point), point.values(), strict=True)
         rows.append({"algorithm": title, **{name: text or NO_VALUE for name, text in point_texts}, **winner.texts})
     if not rows:
         return [describe_hyperparameter_search(plan)]
-    warning = [f"Warning: all draws of {join_words(failed)} diverged, so the winner is arbitrary."] if failed else []
+    warnings = [f"Warning: all draws of {join_words(failed)} diverged, so the winner is arbitrary."] if failed else []
+    if failed_later:
+        warnings.append(
+            f"Warning: all draws of {join_words(failed_later)} that reached round {plan.tuning.rungs[-1]} diverged, so "
+            "the winner is arbitrary. Draws that did not diverge were not continued. Use a longer first rung, or a "
+            "narrower range."
+        )
     bound_note = (
         [f"Some winners are near a bound of their range: {join_words(near_bounds)}. Try a wider range."]
         if near_bounds
         else []
     )
-    return [describe_hyperparameter_search(plan), TextTable(pd.DataFrame(rows), len(plan.grid)), *warning, *bound_note]
+    return [describe_hyperparameter_search(plan), TextTable(pd.DataFrame(rows), len(plan.grid)), *warnings, *bound_note]
+
+
+def list_keys_near_bound(tuning: PlannedTuning, winner: Winner) -> list[str]:
+    """List the keys whose winning value is near a bound of the range, unless the parameter has no value beyond it."""
+    keys = []
+    for key, value in winner.values.items():
+        near_bound = None if value is None else Range.model_validate(tuning.over[key]).find_near_bound(value)
+        if near_bound is None:
+            continue
+        (bound, side), (section, _, name) = near_bound, key.partition(".")
+        if section == "algorithms":
+            section, name = "algorithm", name.partition(".")[2]
+        settings = RunSettings.read_unchecked(RunFiles.from_key(winner.search.algorithm, winner.run_keys[0]).settings)
+        steps = (1, RELATIVE_STEP * (abs(bound) or 1))  # of integers and real numbers
+        keys += [key] if any(settings.can_set(section, name, bound + side * step) for step in steps) else []
+    return keys
 
 
 def describe_hyperparameter_search(plan: Plan) -> str:
@@ -218,6 +249,7 @@ def describe_hyperparameter_search(plan: Plan) -> str:
     *earlier, last = map(str, tuning.rungs)
     plural = "s" if len(earlier) > 1 else ""
     earlier_rounds = f"the best third continued after round{plural} {join_words(earlier)}, and " if earlier else ""
+    equal_note = _describe_equal_draws(plan, tuning)
     ranges = ", ".join(
         f"{key} {scale} {list(values)}" for key, bounds in tuning.over.items() for scale, values in bounds.items()
     )
@@ -238,9 +270,27 @@ def describe_hyperparameter_search(plan: Plan) -> str:
     return (
         f"Rows with tuning `{UNTUNED}` use the settings of the study's file, and rows with `{TUNED}` the best of "
         f"{tuning.draws} draws. Every method with a range had {tuning.draws} draws: {earlier_rounds}the best draw "
-        f"after round {last} won. {sampler_note}Draws were ranked by {measures}, over all validation samples, "
-        f"with {seeds}. {_describe_test_samples(plan, tuning)} Ranges: {ranges}.{untuned_note}"
+        f"after round {last} won. {equal_note}{sampler_note}Draws were ranked by {measures}, over all "
+        f"validation samples, with {seeds}. {_describe_test_samples(plan, tuning)} Ranges: {ranges}.{untuned_note}"
     )
+
+
+def _format_draw_count(search: PlannedSearch) -> str:
+    """Format the number of draws of a method, and how many are different if some are equal."""
+    count, different = len(search.candidates), search.num_different_draws
+    return f"{count}" if count == different else f"{count} ({different} different)"
+
+
+def _describe_equal_draws(plan: Plan, tuning: PlannedTuning) -> str:
+    """Describe which methods have equal draws. Empty if all draws are different."""
+    counts: dict[str, list[int]] = {}
+    for planned in tuning.searches:
+        if planned.num_different_draws < len(planned.candidates):
+            counts.setdefault(plan.get_method_title(planned.algorithm), []).append(planned.num_different_draws)
+    texts = [
+        f"{title} had {' to '.join(map(str, sorted({min(found), max(found)})))}" for title, found in counts.items()
+    ]
+    return f"Draws with equal values count as one, so {join_words(texts)} different draws. " if texts else ""
 
 
 def _describe_test_samples(plan: Plan, tuning: PlannedTuning) -> str:

@@ -47,6 +47,7 @@ SAMPLES = {  #: text by the samples of a protocol
     "train": "Local training",
     "validation": "Local validation",
 }
+SCIENTIFIC = 1e6  #: smallest number in scientific notation, such as the NLL of a model that diverged
 DASH = "–"  #: a protocol that an algorithm lacks
 
 
@@ -103,6 +104,17 @@ def join_words(words: Sequence[str]) -> str:
     'AUC, ECE and NLL'
     """
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+def format_number(value: float, sign: str = "") -> str:
+    """Format a number with two decimals, and from a million on in scientific notation. ``sign`` is + to show a plus.
+
+    Examples
+    --------
+    >>> format_number(86.572), format_number(-999999.4), format_number(67011889239508.705)
+    ('86.57', '-999999.40', '6.70e+13')
+    """
+    return f"{value:{sign}.2f}" if abs(value) < SCIENTIFIC else f"{value:{sign}.2e}"
 
 
 def format_duration(seconds: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Annotated, Any, Literal, cast, get_args
 
@@ -14,6 +14,7 @@ from fedpipe.settings.base import Section, ValidationProtocol, convert_to_number
 
 KEPT_FRACTION = 3  #: one of so many draws continues after a rung
 SIGNIFICANT_DIGITS = 3  #: of drawn numbers, so that all machines draw the same ones
+TUNABLE_SECTIONS = ("federation", "model", "transforms", "algorithms")
 Bound = Annotated[int | float, BeforeValidator(convert_to_number)]
 Scale = Literal["log", "linear", "choice"]
 Sampler = Literal["sobol", "tpe"]
@@ -84,15 +85,22 @@ class Range(Section):
         rounded_value = round(value) if self.has_integers else float(f"{value:.{SIGNIFICANT_DIGITS}g}")
         return min(max(rounded_value, low), high)
 
-    def is_near_bound(self, value: float) -> bool:
-        """Whether a drawn value is in the lowest or highest tenth of its scale. False for a list of values."""
-        if self.choice is not None:
-            return False
-        low, high = self.bounds
-        if self.log is not None:
-            low, high, value = math.log(low), math.log(high), math.log(value)
-        fraction = (value - low) / (high - low)
-        return not 0.1 <= fraction <= 0.9
+    def find_near_bound(self, value: Any) -> tuple[float, int] | None:
+        """Find the bound that a drawn value is near, and its side: -1 for the lower one, otherwise 1.
+
+        A value is near a bound in the lowest or highest tenth of the scale. In a list of numbers, it is near one if it
+        is the smallest or largest of them. None if it is near no bound, or if the list has other values.
+        """
+        numbers = self.bounds if self.choice is None else self.choice
+        if len(numbers) == 1 or not all(type(number) in {int, float} for number in numbers):
+            return None
+        low, high = min(numbers), max(numbers)
+        scale = math.log if self.log is not None else float
+        fraction = (scale(value) - scale(low)) / (scale(high) - scale(low))
+        margin = 0.1 if self.choice is None else 0.0
+        if value == low or fraction < margin:
+            return low, -1
+        return (high, 1) if value == high or fraction > 1 - margin else None
 
 
 class Tune(Section):
@@ -104,9 +112,9 @@ class Tune(Section):
 
     over: dict[str, Range] = Field(
         min_length=1,
-        description="Ranges by key, such as `federation.learning_rate: {log: [0.001, 1]}`, `{linear: [0, 1]}` or "
+        description="Ranges by key, such as `federation.learning_rate: {log: [0.001, 1]}`, `{linear: [0.0, 1.0]}` or "
         "`{choice: [8, 16]}`. A key in `algorithms.LABEL` is for this method. All methods try the same values of other "
-        "keys. Numbers are integers if both bounds are.",
+        "keys. Numbers are integers if both bounds are, as in `federation.local_epochs: {linear: [1, 5]}`.",
     )
     draws: int = Field(ge=2, le=10_000, description="Draws of each method.")
     rungs: tuple[Annotated[int, Field(ge=1, le=9999, strict=True)], ...] = Field(
@@ -129,6 +137,19 @@ class Tune(Section):
     )
 
     _require_unique_seeds = field_validator("seeds")(require_unique_values)
+
+    @field_validator("over", mode="before")
+    @classmethod
+    def _reject_nested_keys(cls, over: Any) -> Any:
+        """Reject sections, which a preset or ``-S`` adds for a key such as `tune.over.federation.learning_rate`."""
+        for section in TUNABLE_SECTIONS:
+            keys = over.get(section) if isinstance(over, Mapping) else None
+            if isinstance(keys, Mapping) and keys.keys() - Range.model_fields.keys():
+                raise ValueError(
+                    f"'{section}' is not a single key, such as '{section}.NAME'. A preset and -S can only replace "
+                    "tune.over as a whole, such as `tune.over={federation.learning_rate: {log: [0.001, 1]}}`."
+                )
+        return over
 
     @field_validator("rungs")
     @classmethod

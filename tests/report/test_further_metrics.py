@@ -111,6 +111,15 @@ def test_nan_loss_is_reported_as_infinite(make):
     assert r"$\infty$" in wide.render_latex_table(StudyData(tree.plan))
 
 
+def test_huge_nll_is_in_scientific_notation(make):
+    tree = make(["fedavg"], [0, 1])
+    for seed, loss in enumerate((67011889239508705263747072.0, 2e25)):
+        write_metrics(tree, seed, [[CLIENTS[0]], [CLIENTS[0]], [(0, 4, 0.5, loss, CLIENTS[0][4])]])
+    tree.change(protocols=(PROTOCOL,), metrics=("nll",))
+    assert " 4.35e+25 ± 3.32e+25 " in tables.render_markdown_table(StudyData(tree.plan))
+    assert r"4.35e+25 $\pm$ 3.32e+25" in wide.render_latex_table(StudyData(tree.plan))
+
+
 def test_auc_of_one_class_is_dash(make):
     tree = make(["fedavg"], [0])
     write_metrics(tree, 0, [CLIENTS, CLIENTS, CLIENTS[1:]])

@@ -5,16 +5,19 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
+from fedpipe.core.storage.files import write_bytes
 from fedpipe.core.yaml_text import read_generated_yaml
 from fedpipe.engine.collect import collect_rounds
 from fedpipe.planning import planner, search
 from fedpipe.planning.plan import Plan
-from fedpipe.planning.rungs import encode_rung
+from fedpipe.planning.rungs import RankedDraw, Rung, RungSearch, encode_rung, select_continuing_draws
 from fedpipe.report import tuning, wide
 from fedpipe.report.data import StudyData
 from fedpipe.report.tuning import Measurement, rank_draws
@@ -75,16 +78,18 @@ def test_search_results_are_in_tables_and_draws_frame(tmp_path: Path, monkeypatc
     assert draws["selected"].tolist() == [True, False, False, False, True]
     assert {*draws["algorithm"]} == {"fedprox"}
     assert tuning.build_rung_files(plan) == {path: path.read_bytes() for path in plan.rung_files}
-    sentence, table = tuning.build_search_section(plan)
+    sentence, table, bound_note = tuning.build_search_section(plan)
+    assert bound_note == "Some winners are near a bound of their range: mu of FedProx. Try a wider range."
     assert "the best of 4 draws" in sentence
     assert "Every method with a range had 4 draws: the best third continued after round 1" in sentence
+    assert "Draws with equal values count as one, so FedProx had 2 different draws." in sentence
     assert "with seed 7. " in sentence
     assert "They used no test samples." in sentence
     assert "No range concerns FedAvg" in sentence
     assert isinstance(table, tuning.TextTable)
     assert table.frame[["algorithm", "mu", "draws"]].to_numpy().tolist() == [
         ["FedAvg", "–", "0"],
-        ["FedProx", "0.1", "4"],
+        ["FedProx", "0.1", "4 (2 different)"],
     ]
     means = StudyData(plan).score_table.query(
         "protocol == 'personal-on-local' and average == 'sample' and round == 'last'"
@@ -99,11 +104,81 @@ def test_search_results_are_in_tables_and_draws_frame(tmp_path: Path, monkeypatc
     _, winners = latex.split("% The winners of the search:")
     assert "algorithm & mu & draws & validation accuracy (\\%) \\\\" in winners
     assert "FedAvg & -- & 0 & -- \\\\" in winners
-    assert "\nFedProx & 0.1 & 4 & " in winners
+    assert "\nFedProx & 0.1 & 4 (2 different) & " in winners
     assert latex.count(sentence) == 1
     columns = frame.set_index("algorithm")[["tuned / mu", "tuned / draws"]].astype(str)
-    assert columns.to_numpy().tolist() == [["–", "0"], ["0.1", "4"]]
+    assert columns.to_numpy().tolist() == [["–", "0"], ["0.1", "4 (2 different)"]]
     assert [*frame.columns[-3:-1]] == [*columns]
+
+
+@pytest.mark.parametrize(
+    ("diverged_rungs", "message"),
+    [
+        (
+            (2,),
+            "Warning: all draws of FedAvg that reached round 2 diverged, .* a longer first rung, or a narrower range",
+        ),
+        ((1, 2), "Warning: all draws of FedAvg diverged, so the winner is arbitrary"),
+    ],
+)
+def test_warning_about_divergence_distinguishes_first_rung(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, diverged_rungs: tuple[int, ...], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = plan_finished_search({"federation.learning_rate": {"log": [0.01, 1]}}, diverged_rungs=diverged_rungs)
+    *_, warning = tuning.build_search_section(plan)
+    assert isinstance(warning, str)
+    assert re.match(message, warning)
+
+
+@pytest.mark.parametrize(
+    ("key", "range_settings", "is_noted_by_winner"),
+    [
+        ("federation.local_epochs", {"choice": [1, 2, 5]}, {1: False, 2: False, 5: True}),
+        ("federation.local_epochs", {"log": [1, 2]}, {1: False, 2: True}),
+        ("federation.momentum", {"choice": [0, 0.5, 0.9]}, {0: False, 0.5: False, 0.9: True}),
+        ("federation.participation", {"choice": [0.5, 1.0]}, {0.5: True, 1.0: False}),
+        ("algorithms.fedavg.dw.mu", {"choice": [0.0, 1, 2]}, {0.0: False, 1: False, 2: True}),
+    ],
+)
+def test_note_lists_winner_near_bound_unless_parameter_has_no_value_beyond(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    key: str,
+    range_settings: dict[str, Any],
+    is_noted_by_winner: dict[float, bool],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for winner, is_noted in is_noted_by_winner.items():
+        *_, last = tuning.build_search_section(plan_finished_search({key: range_settings}, winner))
+        name = key.rpartition(".")[2]
+        expected = f"Some winners are near a bound of their range: {name} of FedAvg. Try a wider range."
+        assert (isinstance(last, str) and last == expected) == is_noted, winner
+
+
+def plan_finished_search(over: dict[str, Any], winner: Any = None, diverged_rungs: tuple[int, ...] = ()) -> Plan:
+    """Plan a search for FedAvg and write its results.
+
+    Draws rank by number, those with the value ``winner`` first. In ``diverged_rungs`` all draws diverged.
+    """
+    tune = {"over": over, "draws": 8, "rungs": [1, 2], "by": "personal-on-validation", "seeds": [7]}
+    studies.write(studies.settings(rounds=2, tune=tune, dataset={"validation_fraction": 0.2}), Path())
+    plan = planner.make_plan()
+    planner.write_plan(plan)
+    assert plan.tuning is not None
+    (planned,) = plan.tuning.searches
+    (key,) = over
+    draws: tuple[int, ...] = tuple(sorted(range(8), key=lambda draw: planned.draws[draw].values[key] != winner))
+    for rounds in (1, 2):
+        is_last, has_diverged = rounds == 2, rounds in diverged_rungs
+        ranking = tuple(RankedDraw(draw=draw, score=0.5, diverged=has_diverged) for draw in draws)
+        draws = select_continuing_draws(planned.draws, draws, is_last)
+        keys = tuple(search.list_winner_keys(plan, planned, draws[0])) if is_last else ()
+        result = RungSearch(algorithm="fedavg", grid=planned.grid, ranking=ranking, selected=draws, keys=keys)
+        path = plan.study_files.get_rung_result_path(rounds)
+        write_bytes(path, encode_rung(Rung(search=plan.search_digest, rounds=rounds, searches=(result,))))
+    search.write_winner_settings(plan)
+    return Plan.read(plan.study_files.plan)
 
 
 def test_tpe_search_has_equal_draws_and_winner_in_any_job_order(

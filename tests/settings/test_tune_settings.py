@@ -68,9 +68,24 @@ def test_tpe_batches_have_similar_numbers_of_rounds() -> None:
 
 @pytest.mark.parametrize(("value", "is_near"), [(0.0101, True), (0.0159, False), (0.62, False), (0.64, True)])
 def test_value_in_outer_tenth_of_range_is_near_bound(value: float, is_near: bool) -> None:
-    assert Range(log=(0.01, 1)).is_near_bound(value) == is_near
-    assert Range(linear=(0.0, 10.0)).is_near_bound(10 * math.log(100 * value, 100)) == is_near
-    assert not Range(choice=(0.0101, 1)).is_near_bound(value)
+    assert (Range(log=(0.01, 1)).find_near_bound(value) is not None) == is_near
+    assert (Range(linear=(0.0, 10.0)).find_near_bound(10 * math.log(100 * value, 100)) is not None) == is_near
+
+
+@pytest.mark.parametrize(
+    ("values", "bounds"),
+    [
+        ((2, 5, 1), [None, (5, 1), (1, -1)]),
+        ((0.1, 0.01, 1), [None, (0.01, -1), (1, 1)]),
+        ((8, 16, "full"), [None] * 3),
+        ((True, False), [None] * 2),
+        ((0.1,), [None]),
+    ],
+)
+def test_smallest_and_largest_number_of_choice_are_near_bound(
+    values: tuple[Any, ...], bounds: list[tuple[float, int] | None]
+) -> None:
+    assert [Range(choice=values).find_near_bound(value) for value in values] == bounds
 
 
 @pytest.mark.parametrize(
@@ -128,6 +143,26 @@ def test_value_in_outer_tenth_of_range_is_near_bound(value: float, is_near: bool
             r"tune\.over\.federation\.learning_rate\.lin: unknown key\. Did you mean 'linear'",
         ),
         (
+            {"over": {"federation.learning_rate": {"linear": [0, 1]}}},
+            r"^tune\.over\.federation\.learning_rate\.linear: \[0, 1\] has only integers.* Use \[0\.0, 1\.0\], or ",
+        ),
+        (
+            {"over": {"algorithms.fedprox.mu": {"log": [1, 10]}}},
+            r"^tune\.over\.algorithms\.fedprox\.mu\.log: \[1, 10\] ",
+        ),
+        (
+            {"over": {"federation.learning_rate": {"log": [math.nan, 1]}}},
+            r"^tune\.over\.federation\.learning_rate\.log\.0: nan can't be used\. Use a finite number\.$",
+        ),
+        (
+            {"over": {"federation.learning_rate": {"log": ["a", 1]}}},
+            r"^tune\.over\.federation\.learning_rate\.log\.0: 'a' can't be used\. Use a valid number\.$",
+        ),
+        (
+            {"over": OVER | {"federation": {"learning_rate": {"choice": [0.1]}}}},
+            r"^tune\.over: 'federation' is not a single key.* replace tune\.over as a whole",
+        ),
+        (
             {"over": {"federation.learning_rate": {"choice": [0.1, 0.1]}}},
             r"^tune\.over\.federation\.learning_rate\.choice: '0\.1' is listed twice",
         ),
@@ -166,6 +201,40 @@ def test_tpe_without_optuna_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None
 def test_plan_rejects_settings_that_conflict_with_tune(sections: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=re.escape(message)):
         plan_study({}, **sections)
+
+
+@pytest.mark.parametrize(
+    "tune", [{"rungs": [1, 3]}, {"over": {"federation.momentum": {"linear": [0.9, 1.5]}}, "rungs": [1, 2]}]
+)
+def test_error_of_tune_names_point_of_grid(tune: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match=r"\(at the point federation\.rounds: 2 of study\.grid[,)]"):
+        plan_study(tune, study={"grid": {"federation.rounds": [2, 4]}})
+
+
+def test_preset_with_key_of_tune_over_is_rejected_with_advice() -> None:
+    presets = {"small": {"tune.over.federation.learning_rate": {"choice": [0.1]}}}
+    with pytest.raises(SettingsError, match=r"^tune\.over: .* replace tune\.over as a whole"):
+        plan_study({}, preset="small", presets=presets)
+
+
+@pytest.mark.parametrize(
+    ("ranges", "draws", "rungs", "count"),
+    [
+        ({"federation.batch_size": {"choice": [16, 32, 64]}}, 8, [1, 2], 3),
+        ({"federation.batch_size": {"choice": [16, 32, 64, 128]}}, 8, [1, 2], None),
+        ({"federation.batch_size": {"choice": [16, 32, 64, 128]}}, 28, [1, 2, 3, 4], 4),
+        ({"federation.batch_size": {"choice": [16]}}, 4, [2], 1),
+    ],
+)
+def test_plan_warns_if_single_different_draw_reaches_last_rung(
+    ranges: dict[str, Any], draws: int, rungs: list[int], count: int | None
+) -> None:
+    warnings = plan_study({"over": ranges, "draws": draws, "rungs": rungs}).warnings
+    found = [warning for warning in warnings if warning.startswith("tune.over: ")]
+    assert len(found) == (2 if count else 0)
+    if count:
+        assert found[0].startswith(f"tune.over: fedavg has {count} different draw")
+        assert f" of {draws}, so only one reaches round {rungs[-1]}. " in found[0]
 
 
 def test_preset_may_shrink_or_remove_tuning() -> None:
