@@ -8,7 +8,7 @@ Use this program to check that a change of the code does not change results::
     python tests/runs/digests.py --code ../old --tensors          # one line per tensor and column, to see what differs
 
 It runs all algorithms for two rounds on digits, as a loop over clients and as a stack of clients, with a plain
-network, with BatchNorm and with dropout. It also runs FedDW's regularizer on three methods, five server optimizers,
+network, with BatchNorm and with dropout. It also runs FedDW's regularizer on three methods, four server optimizers,
 Adam, and other training settings. It uses only the commands `plan`, `download`, `partition` and `segment` and the
 formats of their files, so it runs with any revision.
 
