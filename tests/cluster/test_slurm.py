@@ -180,7 +180,7 @@ def test_job_over_time_limit_resumes_in_next_job(clone: Clone, reference) -> Non
     clone.prepare_study(params)
     clone.set_profile(training={"gpu_model": "fake"})
     running = clone.start(*RUNS)
-    clone.wait_until(clone.list_started_segments, "it did a round")
+    clone.wait_until(clone.list_started_segments, "a job completed a round")
     ((first, label),) = clone.list_started_segments().items()
     assert clone.cluster.details(first)["TresPerJob"] == "gres:gpu:fake:1"
 
@@ -223,7 +223,7 @@ def test_job_out_of_memory_requests_more_memory(clone: Clone) -> None:
     clone.prepare_study(faulty_study("hungry"))
     clone.set_profile(training={"mem_mb": 1500}, retries=1)
     running = clone.start(*RUNS)
-    clone.wait_until(clone.list_started_segments, "it did a round with more memory")
+    clone.wait_until(clone.list_started_segments, "a job completed a round with more memory")
     clone.skip_delays()
     output = clone.wait_for(running)
     first, second = (int(job) for job in re.findall(r"rule_segment/hungry_\S+/(\d+)\.log\)", output))
@@ -243,7 +243,7 @@ def test_snakemake_reports_time_limit_shorter_than_round(clone: Clone) -> None:
 
     clone.cluster.run("scontrol", "update", "PartitionName=gpu", "MaxTime=INFINITE")
     running = clone.start(*RUNS)
-    clone.wait_until(lambda: any(map(clone.find_training_process, clone.list_segments())), "it trains")
+    clone.wait_until(lambda: any(map(clone.find_training_process, clone.list_segments())), "a job trained")
     (job,) = clone.list_segments()
     log = clone.open_log("endless")
     clone.cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=1")

@@ -112,7 +112,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     # types
     ("text-for-integer", {"federation__clients": "ten"}, "federation.clients: 'ten' ... integer"),
     *[
-        (f"truth-for-{key}", {key: value}, f"{key}{index}: {text} ... {kind}")
+        (f"boolean-for-{key}", {key: value}, f"{key}{index}: {text} ... {kind}")
         for key, value, index, text, kind in (
             ("federation.learning_rate", True, "", "true", "number"),
             ("federation.weight_decay", False, "", "false", "number"),
@@ -157,7 +157,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         f"federation.learning_rate: '1e300' ... {FLOATS} ... federation.learning_rate: 1e300",
     ),
     ("fraction-for-integer", {"federation__clients": 2.5}, "federation.clients: 2.5 ... integer"),
-    ("truth-for-integer", {"federation__clients": True}, "federation.clients: true ... integer"),
+    ("boolean-for-integer", {"federation__clients": True}, "federation.clients: true ... integer"),
     ("text-for-number", {"federation__learning_rate": "fast"}, "federation.learning_rate: 'fast' ... number"),
     ("value-for-section", {"partition": 3}, "partition: 3 ... 'scheme'"),
     ("number-for-name", {"partition": {"scheme": 3}}, "partition.scheme: 3 ... a name"),
@@ -373,28 +373,28 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ),
     # overrides of one method
     (
-        "with-data-of-its-own",
+        "overrides-with-dataset",
         {"algorithms__fedavg": {"overrides": {"partition.alpha": 0.1}}},
         "algorithms.fedavg.overrides: 'partition.alpha' ... between methods ... federation",
     ),
     (
-        "with-clients-of-its-own",
+        "overrides-with-clients",
         {"algorithms__fedavg": {"overrides": {"federation.clients": 5}}},
         "algorithms.fedavg.overrides: 'federation.clients' ... between methods ... (except clients, held_out",
     ),
     (
-        "with-a-whole-federation",
+        "overrides-with-complete-federation",
         {"algorithms__fedavg": {"overrides": {"federation": {"learning_rate": 0.1}}}},
         "algorithms.fedavg.overrides: 'federation' ... whole ... federation.learning_rate",
     ),
     (
-        "with-a-bad-value",
+        "overrides-with-invalid-value",
         {"algorithms__fedavg": {"overrides": {"federation.learning_rate": -1}}},
         "federation.learning_rate: -1 ... greater than or equal to 0 ... algorithms.fedavg.overrides",
     ),
-    ("with-no-mapping", {"algorithms__fedavg": {"overrides": 0.1}}, "algorithms.fedavg.overrides: 0.1 ... mapping"),
+    ("overrides-without-mapping", {"algorithms__fedavg": {"overrides": 0.1}}, "algorithms.fedavg.overrides: 0.1 ... mapping"),
     (
-        "with-what-the-grid-varies",
+        "overrides-with-key-of-grid",
         {
             "algorithms__fedavg": {"overrides": {"federation.learning_rate": 0.1}},
             "study__grid": {"federation.learning_rate": [0.1, 0.2]},
@@ -423,12 +423,12 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         "algorithms.fedavg.shown: unknown key ... 'protocol'",
     ),
     (
-        "shown-unmeasured",
+        "protocol-that-is-not-measured",
         {"algorithms__fedavg": {"protocol": "kept-on-local"}},
         "algorithms.fedavg.protocol: kept-on-local is not measured ... global-on-global, personal-on-local",
     ),
     (
-        "shown-in-the-grid",
+        "protocol-in-grid",
         {"study__grid": {"algorithms.fedavg.protocol": ["global-on-global", "personal-on-local"]}},
         "study.grid: 'algorithms.fedavg.protocol' can't be",
     ),
@@ -491,13 +491,13 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("figure-width-unknown", {"report__figure_width": "iclm"}, "report.figure_width: 'iclm' ... icml"),
     # presets
-    ("preset-called-paper", {"presets": {"full": {"federation.rounds": 1}}}, "presets.full: ... another name"),
+    ("preset-with-name-full", {"presets": {"full": {"federation.rounds": 1}}}, "presets.full: ... another name"),
     (
         "preset-of-a-whole-federation",
         {"presets": {"smoke": {"federation": {"rounds": 1}}}},
         "presets.smoke: 'federation' can't be set as a whole ... federation.rounds",
     ),
-    ("preset-of-scales", {"presets": {"smoke": {"presets.other": {}}}}, "presets.smoke: 'presets.other' can't be set"),
+    ("preset-with-presets", {"presets": {"smoke": {"presets.other": {}}}}, "presets.smoke: 'presets.other' can't be set"),
     (
         "preset-in-the-grid",
         {"study__grid": {"presets.smoke": [{}]}, "presets": {"smoke": {}}},
