@@ -392,7 +392,11 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         {"algorithms__fedavg": {"overrides": {"federation.learning_rate": -1}}},
         "federation.learning_rate: -1 ... greater than or equal to 0 ... algorithms.fedavg.overrides",
     ),
-    ("overrides-without-mapping", {"algorithms__fedavg": {"overrides": 0.1}}, "algorithms.fedavg.overrides: 0.1 ... mapping"),
+    (
+        "overrides-without-mapping",
+        {"algorithms__fedavg": {"overrides": 0.1}},
+        "algorithms.fedavg.overrides: 0.1 ... mapping",
+    ),
     (
         "overrides-with-key-of-grid",
         {
@@ -497,7 +501,11 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         {"presets": {"smoke": {"federation": {"rounds": 1}}}},
         "presets.smoke: 'federation' can't be set as a whole ... federation.rounds",
     ),
-    ("preset-with-presets", {"presets": {"smoke": {"presets.other": {}}}}, "presets.smoke: 'presets.other' can't be set"),
+    (
+        "preset-with-presets",
+        {"presets": {"smoke": {"presets.other": {}}}},
+        "presets.smoke: 'presets.other' can't be set",
+    ),
     (
         "preset-in-the-grid",
         {"study__grid": {"presets.smoke": [{}]}, "presets": {"smoke": {}}},
