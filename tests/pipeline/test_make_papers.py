@@ -139,7 +139,7 @@ def _check_pages(folder: Path, profile: Path) -> None:
 
 def _record_and_pull(project: Project, folder: Path) -> None:
     """Record tables and pages with DVC, and pull them in a clone. `dvc repro` of the project does not include them."""
-    assert "papers" not in project.run("dvc", "status")
+    assert "studies/papers" not in project.run("dvc", "status")
     path = project.folder / "studies/papers/dvc.yaml"
     text = path.read_text()
     path.write_text(
@@ -149,7 +149,7 @@ def _record_and_pull(project: Project, folder: Path) -> None:
     )
     project.run("dvc", "remote", "add", "-d", "store", str(folder / "store"))
     project.run("dvc", "repro", "studies/papers/dvc.yaml")
-    assert "papers" not in project.run("dvc", "repro", "--dry", check=False)
+    assert "studies/papers" not in project.run("dvc", "repro", "--dry", check=False)
     assert "papers" not in project.run("dvc", "exp", "show", "--csv")
     project.run("dvc", "push", "studies/papers/dvc.yaml")
     project.commit()
