@@ -43,7 +43,8 @@ class Train:
 
     loss: Loss  #: (client, batch) -> scalar, a mean over the batch
     #: The part of the client's state that is trained, or several parts that one step trains. Then trained tensors have
-    #: names such as ``personal/head.weight``, and the first part receives BatchNorm's running statistics.
+    #: names such as ``personal/head.weight``. Each part receives BatchNorm's running statistics of the calls with
+    #: its model, and the first part those of a mixture.
     group: str | tuple[str, ...] = "model"
     pull: Pull | None = None  #: added to the gradient, but not to the value of the loss. Cheaper than a term of `loss`
     clip: float | None = None  #: maximum norm of the gradient of loss and pull
@@ -59,9 +60,14 @@ class Train:
     eval_mode: bool = False  #: whether the network is in evaluation mode and images are not augmented
 
     @property
+    def trained_parts(self) -> tuple[str, ...]:
+        """Names of the trained parts."""
+        return (self.group,) if isinstance(self.group, str) else self.group
+
+    @property
     def first_trained_part(self) -> str:
         """The trained part, or the first of several."""
-        return self.group if isinstance(self.group, str) else self.group[0]
+        return self.trained_parts[0]
 
     def get_trained_tensors(self, client: State) -> Tensors:
         """Tensors of the trained part. With several parts, names have the part as a prefix."""

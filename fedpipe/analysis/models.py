@@ -82,6 +82,7 @@ def load_model(
     tensors = _get_global_model(run, round_number) if client is None else _get_personal_model(run, round_number, client)
     model_family, algorithm = cast(Model, run.settings.build_model()), cast(Algorithm, run.settings.build_algorithm())
     with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(run.algorithm.net.entropy % 2**63)  # constants that the network draws
         network = algorithm.adapt(
             model_family.build_initial_network(tuple(run.clients.x.shape[1:]), run.clients.classes)
         )

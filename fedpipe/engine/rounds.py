@@ -101,7 +101,12 @@ class Rounds:
         self._has_single_model = family.has_full_weights
         federation = self.federation
         net = FunctionalNetwork(
-            lambda: unbound_algorithm.adapt(build()), dtype, self._device, federation.buffers, federation.precision
+            lambda: unbound_algorithm.adapt(build()),
+            dtype,
+            self._device,
+            federation.buffers,
+            federation.precision,
+            rng.derive_entropy(settings.seed, "init/0"),
         )
         self.algorithm = unbound_algorithm.bind(net, federation.exclude_held_out_clients())
         self._stack_width, self._graphs = execution.stack if family.is_stackable else 1, execution.graphs

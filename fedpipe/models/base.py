@@ -246,6 +246,8 @@ class FunctionalNetwork:
         and every batch is normalized by its own statistics.
     precision
         ``bfloat16``: products and convolutions in training are computed in this precision. Outputs have ``dtype``.
+    entropy
+        Seeds the constants that the network draws at random, such as a frozen layer. That of the first initial model.
 
     Attributes
     ----------
@@ -271,11 +273,11 @@ class FunctionalNetwork:
         device: torch.device | str = "cpu",
         buffers: Literal["average", "keep", "drop"] = "average",
         precision: Literal["full", "bfloat16"] = "full",
+        entropy: int = 0,
     ) -> None:
-        self._build, self.dtype, self._buffers = build, dtype, buffers
+        self._build, self.dtype, self._buffers, self.entropy = build, dtype, buffers, entropy
         self.is_bfloat16, self._device = precision == "bfloat16", torch.device(device).type
-        with torch.random.fork_rng(devices=[]):
-            self._module, self.mode = self._build_module()
+        self._module, self.mode = self._build_module(entropy)
         self._module.to(device=device, dtype=dtype)
         parameter_names = [name for name, value in self._module.named_parameters() if value.requires_grad]
         buffer_names = [name for name, _ in self._module.named_buffers()]
@@ -298,8 +300,10 @@ class FunctionalNetwork:
         norm_layers = [layer for layer in self._module.modules() if isinstance(layer, BatchNorm)]
         self.has_batch_statistics = any(not layer.track for layer in norm_layers)
 
-    def _build_module(self) -> tuple[Network, Mode]:
-        mode, network = Mode(), self._build()
+    def _build_module(self, entropy: int) -> tuple[Network, Mode]:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(entropy % 2**63)
+            mode, network = Mode(), self._build()
         for module in network.modules():
             if BATCH_COUNTER in module._buffers:
                 del module._buffers[BATCH_COUNTER]  # unused, and its mean would be meaningless
@@ -364,9 +368,7 @@ class FunctionalNetwork:
 
     def make_initial_model(self, entropy: int) -> Tensors:
         """Make an initial model on the CPU. It depends only on ``entropy``, not on device and dtype."""
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(entropy % 2**63)
-            module, _ = self._build_module()
+        module, _ = self._build_module(entropy)
         tensors = dict(module.named_parameters()) | dict(module.named_buffers())
         return Tensors((name, tensors[name].detach().to(self.dtype)) for name in self.names + self.buffer_names)
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,14 @@ from fedpipe.core.noise import generate_uniform, generate_uniform_in_chunks, mix
 LARGE_KERNEL = 2**20  #: number of weights of a large convolution
 CALL_STRIDE = 2**40  #: distance of the keys of a layer's successive calls
 NORMALISATIONS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
+
+
+class BufferRecord(NamedTuple):
+    """A running statistic after a call of a model. A loss may call several models, whose old tensors differ."""
+
+    name: str
+    old: Tensor  #: the tensor of the model that was called
+    new: Tensor
 
 
 @dataclass
@@ -36,7 +44,7 @@ class Mode:
     teacher_buffers: Mapping[str, Tensor] = field(
         default_factory=dict
     )  #: buffers at the start of the round, for teachers
-    recorded_buffers: dict[str, Tensor] = field(default_factory=dict)  #: new running statistics, by name
+    recorded_buffers: list[BufferRecord] = field(default_factory=list)  #: new running statistics, in order
     calls: Counter[int] = field(default_factory=Counter)  #: calls of each dropout layer in a call of the network
 
     @contextmanager
@@ -48,7 +56,7 @@ class Mode:
         buffers: Mapping[str, Tensor] | None = None,
         teacher_buffers: Mapping[str, Tensor] | None = None,
         autocast: bool = False,
-    ) -> Iterator[dict[str, Tensor]]:
+    ) -> Iterator[list[BufferRecord]]:
         """Activate a mode within the block. Gives the statistics that training calls record."""
         previous = vars(self).copy()
         self.training, self.mask, self.noise_key, self.autocast, self.recorded_buffers = (
@@ -56,7 +64,7 @@ class Mode:
             mask,
             noise_key,
             autocast,
-            {},
+            [],
         )
         self.calls = Counter()
         self.buffers = {} if buffers is None else buffers
@@ -111,6 +119,8 @@ class BatchNorm(nn.Module):
         axes = [axis for axis in range(x.dim()) if axis != 1]
         if mode.mask is None:  # the kernel rejects a single value per channel
             variance, mean = torch.var_mean(x, axes, correction=0)
+            if self.track:
+                self._store_statistics(*self._get_running_statistics())
         else:
             sample_mask = mode.mask.reshape(-1, *(1,) * (x.dim() - 1))
             total = mode.mask.sum() * (x[0, 0].numel())
@@ -141,14 +151,19 @@ class BatchNorm(nn.Module):
         )
 
     def _get_running_statistics(self) -> tuple[Tensor, Tensor]:
-        """Get the current statistics: those of an earlier call in this step, if any."""
-        recorded_buffers = self._mode.recorded_buffers
-        mean = recorded_buffers.get(f"{self._name}.running_mean", self.running_mean)
-        return mean, recorded_buffers.get(f"{self._name}.running_var", self.running_var)
+        """Get the current statistics: those of an earlier call of this model in this step, if any."""
+        records = self._mode.recorded_buffers[::-1]
+        mean, variance = (
+            next((record.new for record in records if record.old is old), old)
+            for old in (self.running_mean, self.running_var)
+        )
+        return mean, variance
 
     def _store_statistics(self, mean: Tensor, variance: Tensor) -> None:
-        recorded_buffers = self._mode.recorded_buffers
-        recorded_buffers[f"{self._name}.running_mean"], recorded_buffers[f"{self._name}.running_var"] = mean, variance
+        self._mode.recorded_buffers += [
+            BufferRecord(f"{self._name}.running_mean", self.running_mean, mean),
+            BufferRecord(f"{self._name}.running_var", self.running_var, variance),
+        ]
 
 
 def _normalize(x: Tensor, *arguments: Any, **options: Any) -> Tensor:

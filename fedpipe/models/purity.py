@@ -59,11 +59,15 @@ def require_pure_network(
     """
     name, mode = f"{type(model).__module__}.{type(model).__qualname__}", Mode()
     try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            network = model.build(shape, num_classes)
+        network, twin = (_build_with_same_seed(model, shape, num_classes) for _ in range(2))
     except Exception:  # a file that it reads may be missing until the job runs
         return
+    for tensor_name, value in twin.state_dict().items():
+        if not nn.parameter.is_lazy(value) and not torch.equal(value, network.state_dict()[tensor_name]):
+            raise SettingsError(
+                f"model.name: '{name}' draws '{tensor_name}' with random numbers that do not depend on the study's "
+                "seeds. Use PyTorch's, such as those of nn.init, instead of NumPy's or Python's."
+            )
     try:
         replace_stateful_layers(network, mode, track=True)
         with torch.no_grad(), torch.random.fork_rng(devices=[]), _record_random_layers(network) as random_layers:
@@ -97,6 +101,13 @@ def require_pure_network(
             f"model.name: '{name}' has other outputs in train mode than in eval mode. Only BatchNorm and nn.Dropout "
             "may depend on the mode."
         )
+
+
+def _build_with_same_seed(model: Model, shape: tuple[int, ...], num_classes: int) -> Network:
+    """Build a network with seed 0 of PyTorch's generator."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return model.build(shape, num_classes)
 
 
 def compute_example_logits(network: Network, shape: tuple[int, ...], has_tokens: bool | None = None) -> Tensor:

@@ -147,6 +147,7 @@ def check_statelessness(algorithm: Algorithm) -> Iterator[str]:
     states = {"server": trial.server} | {f"client {client}": state for client, state in trial.client_states.items()}
     previous_states = pytree.tree_map(torch.clone, states)
     trial.aggregate(trial.collect_uploads(trial.train(tests=TESTS)))
+    call_recording_hooks(trial)
     if message := describe_difference(states, previous_states):
         owner = "the server's state" if message.startswith("server") else "a client's state"
         yield f"a round changes {owner} in place ({message}). Make new tensors, such as a = a + b."
@@ -171,7 +172,7 @@ def check_reproducibility(algorithm: Algorithm) -> Iterator[str]:
             if used_generators:
                 yield (
                     f"random numbers are drawn from {used_generators[0]}'s global generator, which the study's seed "
-                    "does not control. Use no randomness except that of batches, dropout and initial models."
+                    "does not control. Use draw_normal or draw_uniform."
                 )
                 return
         if message := describe_difference(collect_results_and_states(trials[1]), collect_results_and_states(trials[0])):

@@ -26,6 +26,7 @@ from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage.files import read_json
 from fedpipe.core.storage.layout import RunFiles
 from fedpipe.data import class_names
+from fedpipe.engine import collect
 from fedpipe.report import statistics, tables
 from tests import small_studies as studies
 from tests.analysis.conftest import finish
@@ -105,6 +106,35 @@ def test_traffic_times_and_matrices_frames_cover_runs_and_rounds(study: Path, re
     assert len(entries) == 2 * 10 * 10
     sums = entries.groupby(["partition.alpha", "row"])["value"].sum()
     np.testing.assert_allclose(sums, 1, rtol=1e-6)
+
+
+def test_random_constants_of_network_depend_only_on_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two jobs and the loaded model have the same frozen layer, for any state of PyTorch's global generator."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "own", raising=False)
+    (tmp_path / "own.py").write_text(
+        "from torch import nn\n\n\ndef random_features(shape, num_classes):\n"
+        "    layer = nn.Linear(64, 32).requires_grad_(False)\n"
+        "    return nn.Sequential(nn.Flatten(), layer, nn.ReLU()), nn.Linear(32, num_classes)\n"
+    )
+    params = studies.settings(rounds=2, study={"seeds": [0, 1]}) | {"model": {"name": "own.random_features"}}
+    plan, layers = studies.prepare(params), {}
+    for number in (1, 2):
+        torch.manual_seed(number)
+        for run in studies.open_runs(plan):
+            list(run.run_segment(number))
+            layers[run.settings.seed, number] = run.algorithm.net._module.body[1].weight
+    assert torch.equal(layers[0, 1], layers[0, 2])
+    assert not torch.equal(layers[0, 2], layers[1, 2])
+    for run in studies.open_runs(plan):
+        collect.collect_rounds(run.files, 2, plan.keep_models)
+    results = fedpipe.load("params.yaml")
+    accuracies = results.accuracies.query("protocol == 'global-on-global' and round == 2 and average == 'sample'")
+    for seed, accuracy in accuracies.set_index("seed")["accuracy"].items():
+        torch.manual_seed(3)
+        x, y = results.test("fedavg", seed)
+        assert (results.model("fedavg", seed)(x).argmax(1) == y).double().mean() == pytest.approx(accuracy)
 
 
 def test_matrices_frame_is_empty_for_method_without_global_model(

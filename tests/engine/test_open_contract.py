@@ -308,6 +308,86 @@ def test_first_trained_part_receives_running_statistics() -> None:
     assert set(outcome.kept_state["personal"]) == set(trial.net.names)
 
 
+@pytest.mark.parametrize("width", [None, 3])
+def test_mixture_of_parts_does_not_change_running_statistics_of_first_part(width: int | None) -> None:
+    mixed, alone = (make_trial(method, "norm", width=width) for method in (APFL(alpha=0.5), FedAvg()))
+    for name in mixed.net.buffer_names:
+        (outcome,), (alone_outcome,) = mixed.train([3]), alone.train([3])
+        torch.testing.assert_close(outcome.upload["model"][name], alone_outcome.upload["model"][name])
+
+
+@dataclass(frozen=True, kw_only=True)
+class MutualLearning(FedAvg):
+    """One loss trains the global model and a private model, which learn from each other (Shen et al., 2020)."""
+
+    def init_client(self, server: State, initial_model: Any) -> State:
+        return {"private": server["model"]}
+
+    def start(self, state: State, download: State, info: ClientInfo) -> State:
+        return {"model": download["model"], "private": state["private"]}
+
+    def training_pass(self) -> Train:
+        return Train(self.loss, group=("private", "model"))
+
+    def loss(self, client: State, batch: Batch) -> Tensor:
+        logits, private_logits = (self.net(client[part], batch.x) for part in ("model", "private"))
+        gap = (logits.softmax(1) - private_logits.softmax(1)).square().sum(1)
+        return cross_entropy(logits, batch) + 2 * cross_entropy(private_logits, batch) + batch.mean(gap)
+
+    def predict(self, client: State, x: Tensor) -> Tensor:
+        return self.net(client["private"], x)
+
+    def keep(self, client: State) -> State:
+        return {"private": client["private"]}
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_two_models_of_one_loss_receive_their_own_running_statistics(width: int | None) -> None:
+    trial = make_trial(MutualLearning(), "norm", width=width, batch_size=4, local_epochs=2, momentum=0.0)
+    models = {part: trial.net._build().double() for part in ("model", "private")}
+    for model in models.values():
+        model.load_state_dict(trial.initial_model(0), strict=False)
+    parameters = [parameter for model in models.values() for parameter in model.parameters()]
+    optimizer = torch.optim.SGD(parameters, trial.algorithm.federation.learning_rate)
+    for epoch in range(2):
+        order = trial.clients.shuffle_indices(3, 1, "batches", epoch)
+        for first in range(0, len(order), 4):
+            x, y = trial.clients.gather_samples(order[first : first + 4])
+            logits, private_logits = models["model"](x), models["private"](x)
+            gap = (logits.softmax(1) - private_logits.softmax(1)).square().sum(1).mean()
+            cross_entropies = [torch.nn.functional.cross_entropy(z, y) for z in (logits, private_logits)]
+            optimizer.zero_grad()
+            (cross_entropies[0] + 2 * cross_entropies[1] + gap).backward()
+            optimizer.step()
+    (outcome,) = trial.train([3])
+    for part, state in (("model", outcome.upload), ("private", outcome.kept_state)):
+        for name, value in models[part].state_dict().items():
+            if name in state[part]:
+                torch.testing.assert_close(state[part][name], value, rtol=1e-9, atol=1e-11)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlledSteps(FedAvg):
+    """Gradient steps with a control variate that is 0: the gradient at another model, minus itself."""
+
+    def start(self, state: State, download: State, info: ClientInfo) -> State:
+        return {"model": download["model"], "anchor": download["model"]}
+
+    def local_passes(self) -> Sequence[Train]:
+        return (Train(self.loss, step=self.step),)
+
+    def step(self, client: State, batch: Batch, gradient: Any) -> State:
+        g, anchor = gradient(client), gradient(client | {"model": client["anchor"]})
+        return gradient.descend(client, g + 0.0 * anchor)
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_gradient_at_another_model_does_not_change_running_statistics(width: int | None) -> None:
+    controlled, plain = (make_trial(method, "norm", width=width) for method in (ControlledSteps(), FedAvg()))
+    (outcome,), (plain_outcome,) = controlled.train([3]), plain.train([3])
+    torch.testing.assert_close(outcome.upload["model"], plain_outcome.upload["model"], rtol=1e-12, atol=1e-14)
+
+
 def test_train_pass_selects_tensors_by_part_and_name() -> None:
     @dataclass(frozen=True, kw_only=True)
     class HeadOnly(APFL):

@@ -18,6 +18,7 @@ from fedpipe.planning import run_settings
 from fedpipe.settings import parser
 
 CUSTOM_MODULE = '''
+import random
 from dataclasses import dataclass
 from math import prod
 from typing import Annotated
@@ -134,6 +135,12 @@ def wrap(layer, features=5):
 
 def noise(shape, classes):
     return wrap(Noise())
+
+
+def unseeded(shape, classes):
+    body, head = wrap(nn.Identity())
+    nn.init.constant_(head.weight, random.random())
+    return body, head
 
 
 def rrelu(shape, classes):
@@ -279,6 +286,7 @@ def test_custom_model_with_wrong_shapes_is_rejected() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
+        ("unseeded", r"'own_models\.unseeded' draws 'head\.weight' with random numbers that do not depend on"),
         ("noise", r"the layer 'body\.3' \(Noise\) of 'own_models\.noise' draws random numbers .*nn\.Dropout"),
         ("rrelu", r"the layer 'body\.3' \(RReLU\) of .* draws random numbers"),
         ("attention", r"the layer 'body\.3\.1\.self_attn' \(MultiheadAttention\) of .* draws random numbers"),

@@ -159,6 +159,9 @@ BREACHES = {
     "  server['model']['head.bias'].add_(1)\n  return {'model': uploads.mean('model')}": (
         "own.Own: a round changes the server's state in place"
     ),
+    "def global_model(self, server):\n  server['model']['head.bias'].mul_(0.5)\n  return server['model']": (
+        "own.Own: a round changes the server's state in place"
+    ),
     "def aggregate(self, server, uploads):\n  return {'model': uploads.mean('model') * (1 + torch.rand(()) / 100)}": (
         "own.Own: random numbers are drawn from PyTorch's global generator"
     ),

@@ -21,6 +21,7 @@ from fedpipe.engine import contract
 from fedpipe.engine.clients.federated_data import FederatedData, Integers
 from fedpipe.engine.clients.metrics import Bins
 from fedpipe.engine.clients.optimizers import build_optimizer
+from fedpipe.models.layers import BufferRecord
 from fedpipe.settings.base import Metric
 from fedpipe.settings.transforms import Transforms
 
@@ -30,7 +31,7 @@ Phase = Literal["train", "receive", "finetune", "prototype", "begin"]
 #: The client's test samples, the global test set, the client's training samples, or its validation samples.
 Test = Literal["local", "global", "train", "validation"]
 
-Statistics = dict[str, Tensor]  #: running statistics that a call of the network records, by name
+Statistics = dict[str, dict[str, Tensor]]  #: new running statistics by part of the client's state and name
 LossFunction = Callable[[Tensors], tuple[Tensor, Statistics]]  #: loss and statistics of the trained parameters
 GradientAndLoss = tuple[Tensors, tuple[Tensor, Statistics]]
 
@@ -292,14 +293,12 @@ class ClientPass:
 
     def take_step(self, client: State, batch: Batch) -> State:
         """Take a step on a batch, and update the running statistics."""
-        gradient = _BatchGradient(self, batch)
+        gradient = _BatchGradient(self, client, batch)
         if self._training.step is not None:
             client = contract.update_client(self._algorithm, self._training.step, client, batch, gradient)
         else:
             client = self.apply_gradient(client, gradient(client), self._can_overwrite)
-        part = BUFFERS if BUFFERS in client else self._training.first_trained_part
-        statistics = {name: value for name, value in gradient.statistics.items() if name in client[part]}
-        return client | {part: client[part] | statistics} if gradient.statistics else client
+        return client | {part: client[part] | values for part, values in gradient.statistics.items() if values}
 
     def needs_another_epoch(self, client: State) -> Tensor:
         """Whether the client trains another epoch. Always true for a pass without a condition."""
@@ -317,10 +316,11 @@ class ClientPass:
         training, group = self._training, self._training.get_trained_tensors(client)
 
         def compute_loss(parameters: Tensors) -> tuple[Tensor, Statistics]:
-            with self._activate_network_mode(client, batch) as statistics:
-                loss = training.loss(training.replace_trained_tensors(client, parameters), batch)
+            trained_client = self._separate_buffers(training.replace_trained_tensors(client, parameters))
+            with self._activate_network_mode(client, batch) as records:
+                loss = training.loss(trained_client, batch)
             contract.validate_loss(self._algorithm, training, loss)
-            return loss, statistics
+            return loss, self._assign_statistics(trained_client, records)
 
         gradient, results = self._compute_gradient_and_loss(compute_loss, group.only(self._names))
         if training.pull is not None and training.pull.strength:
@@ -341,7 +341,32 @@ class ClientPass:
         )
         return self._training.replace_trained_tensors(client, parameters) | {part: slots}
 
-    def _activate_network_mode(self, client: State, batch: Batch) -> AbstractContextManager[Statistics]:
+    def has_same_buffers(self, client: State, other: State) -> bool:
+        """Whether the trained parts of two states have the same running statistics, as before and after a step."""
+        names, parts = self._algorithm.net.buffer_names, self._training.trained_parts
+        return all(client[part].get(name) is other[part].get(name) for part in parts for name in names)
+
+    def _separate_buffers(self, client: State) -> State:
+        """Give each trained part its own tensors of running statistics, because parts may begin as one model."""
+        buffers = {part: self._algorithm.net.buffers(client[part]) for part in self._training.trained_parts}
+        return client | {
+            part: client[part] | value.map(lambda buffer: buffer.view_as(buffer))
+            for part, value in buffers.items()
+            if value
+        }
+
+    def _assign_statistics(self, client: State, records: Sequence[BufferRecord]) -> Statistics:
+        """Assign running statistics to the part whose model was called, or else, for a mixture, to the first part."""
+        parts = (BUFFERS,) if BUFFERS in client else self._training.trained_parts
+        owners = {id(value): part for part in parts for value in client[part].values()}
+        statistics: Statistics = {part: {} for part in parts}
+        for name, old, new in sorted(records, key=lambda record: id(record.old) in owners):
+            part = owners.get(id(old), parts[0])
+            if name in client[part]:
+                statistics[part][name] = new
+        return statistics
+
+    def _activate_network_mode(self, client: State, batch: Batch) -> AbstractContextManager[list[BufferRecord]]:
         """Set the pass's mode for calls of the network. Gives the statistics that they record."""
         net = self._algorithm.net
         if self._training.eval_mode:
@@ -353,9 +378,9 @@ class ClientPass:
 class _BatchGradient(Gradient):
     """The gradient function of a custom step."""
 
-    def __init__(self, client_pass: ClientPass, batch: Batch) -> None:
-        self._pass, self._batch = client_pass, batch
-        self.statistics: Statistics = {}  #: statistics of the last call
+    def __init__(self, client_pass: ClientPass, client: State, batch: Batch) -> None:
+        self._pass, self._client, self._batch = client_pass, client, batch
+        self.statistics: Statistics = {}  #: of the last call with the client's statistics, or of the first call
 
     @override
     def __call__(self, client: State, batch: Batch | None = None) -> Tensors:
@@ -363,7 +388,9 @@ class _BatchGradient(Gradient):
 
     @override
     def with_value(self, client: State, batch: Batch | None = None) -> tuple[Tensors, Tensor]:
-        gradient, (loss, self.statistics) = self._pass.compute_gradient(client, batch or self._batch)
+        gradient, (loss, statistics) = self._pass.compute_gradient(client, batch or self._batch)
+        if not self.statistics or self._pass.has_same_buffers(client, self._client):
+            self.statistics = statistics
         return gradient, loss
 
     @override
