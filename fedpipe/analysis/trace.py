@@ -176,6 +176,8 @@ def _get_reported_rounds(frame: pd.DataFrame, report: Report) -> list[int]:
 def _collect_round_hashes(files: RunFiles, round_number: int) -> dict[str, str]:
     """Files of a round with their checked SHA-256. A pruned state has only the recorded one."""
     folder = files.get_round_files(round_number)
+    if not is_stored(folder.marker):
+        raise _make_missing_file_error(folder.marker, files.path)
     hashes = layout.read_round_digests(folder, folder.marker)
     hashes_by_path = {format_display_path(folder.marker): compute_file_sha256(folder.marker)}
     for name, sha256 in sorted(hashes.items()):
@@ -192,12 +194,15 @@ def _read_verified_hash(path: Path, sha256: str | None = None, run_folder: Path 
     """Compare a file with its recorded hash, and return the hash. If it is damaged, delete ``run_folder``."""
     sha256 = sha256 or read_recorded_sha256(path)
     if not is_stored(path):
-        raise ArtifactError(
-            f"{path} is missing. {f'Delete {run_folder}. Then ' if run_folder else ''}{RESTORE_ADVICE}."
-        )
+        raise _make_missing_file_error(path, run_folder)
     if not is_intact(path, sha256):
         raise ArtifactError(
             f"{find_containing_file(path)} is damaged (its SHA-256 is not {sha256[:12]}…). Delete "
             f"{run_folder or path}. Then {RESTORE_ADVICE}."
         )
     return sha256
+
+
+def _make_missing_file_error(path: Path, run_folder: Path | None) -> ArtifactError:
+    """Make the error about a missing file. Snakemake does not notice that a file of a round is missing."""
+    return ArtifactError(f"{path} is missing. {f'Delete {run_folder}. Then ' if run_folder else ''}{RESTORE_ADVICE}.")

@@ -13,17 +13,19 @@ import pandas as pd
 
 from fedpipe.core.components import code_digest
 from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage import files, layout
 from fedpipe.core.storage.layout import RunFiles
+from fedpipe.data import store
 from fedpipe.engine import collect
 from fedpipe.engine.replay import ENVIRONMENT_KEYS
 from fedpipe.engine.run import Run
 from fedpipe.engine.stack.stack import parse_stack_width
 from fedpipe.papers import stored_runs
 from fedpipe.papers.stored_runs import RunStore, StoredRun
-from fedpipe.planning import download, partition, planner
-from fedpipe.planning.plan import PlannedRun
+from fedpipe.planning import download, partition, planner, search
 from fedpipe.planning.planner import NewPlan
+from fedpipe.planning.run_settings import RunSettings
 from fedpipe.report import contrasts, results
 
 MAX_STANDARD_ERRORS = 3  #: of the difference of two accuracies on separate test sets, for other code or devices
@@ -121,21 +123,22 @@ def recompute_round(drawn_round: DrawnRound) -> Recomputation:
     """
     stored_run = drawn_round.run
     plan = planner.make_plan(drawn_round.study, stored_run.preset)
-    planned_run = _find_planned_run(plan, stored_run)
-    if planned_run is None:
+    settings = _find_run_settings(plan, stored_run)
+    if settings is None:
         commit = stored_run.commit.partition("-")[0] or "COMMIT"
         raise ArtifactError(
             f"{drawn_round}: can't be recomputed, because {drawn_round.study} has other settings now. Type "
             f"`git checkout {commit}` to use the study and the code of that run."
         )
     planner.write_plan(plan)
-    if not layout.get_dataset_path(planned_run.dataset).is_file():
-        download.download_dataset(planned_run.dataset)
-    if not layout.get_assignment_path(planned_run.partition).is_file():
-        partition.partition_dataset(planned_run.partition)
-    settings = plan.run_settings[planned_run.key]
+    dataset_path = store.get_stored_dataset_path(settings.dataset)
+    if not dataset_path.is_file():
+        download.download_dataset(dataset_path.stem)
+    partition_key = compute_json_digest(settings.partition_settings)
+    if not layout.get_assignment_path(partition_key).is_file():
+        partition.partition_dataset(partition_key)
     with tempfile.TemporaryDirectory(prefix="fedpipe-stored-") as folder:
-        run_files = RunFiles(Path(folder) / planned_run.key)
+        run_files = RunFiles(Path(folder) / settings.key)
         files.write_bytes(run_files.settings, settings.to_yaml().encode())
         stack_width = parse_stack_width(stored_run.executor)
         execution = plan.execution.model_copy(update={"stack": stack_width, "callbacks": ()})
@@ -157,14 +160,19 @@ def recompute_round(drawn_round: DrawnRound) -> Recomputation:
     )
 
 
-def _find_planned_run(plan: NewPlan, stored_run: StoredRun) -> PlannedRun | None:
-    for run in plan.runs:
-        settings = vars(plan.run_settings[run.key])
-        if (
-            run.algorithm == stored_run.algorithm
-            and stored_runs.compute_settings_digest(settings) == stored_run.settings
-        ):
-            return run
+def _find_run_settings(plan: NewPlan, stored_run: StoredRun) -> RunSettings | None:
+    """Find the settings of a stored run. Any draw of `tune` may have won, because the rungs may not be here."""
+    candidates = [plan.run_settings[run.key] for run in plan.runs if run.algorithm == stored_run.algorithm]
+    tuning = plan.tuning.add_draws_of_rungs(plan.read_rungs()) if plan.tuning else None
+    for planned_search in tuning.searches if tuning else ():
+        if planned_search.algorithm == stored_run.algorithm:
+            for draw in planned_search.draws:
+                candidates += search.list_winner_settings(
+                    plan, planned_search, draw.draw, lambda files: plan.run_settings[files.path.name]
+                )
+    for settings in candidates:
+        if stored_runs.compute_settings_digest(vars(settings)) == stored_run.settings:
+            return settings
     return None
 
 

@@ -298,8 +298,9 @@ class Dag:
         ]
 
     def get_partition_output(self) -> list[str]:
-        """List the partitions of all runs."""
-        return _list_partition_files(self.plan.partitions)
+        """List the partitions of all runs, and the records of their SHA-256."""
+        records = [str(get_assignment_path(key).with_suffix(".json")) for key in self.plan.partitions]
+        return [*_list_partition_files(self.plan.partitions), *records]
 
     def get_paper_pages_input(self) -> list[str]:
         """List the input of the papers' pages: tables of all studies, merged rounds of all runs, and diagnostics."""
@@ -311,8 +312,9 @@ class Dag:
 
     def get_all_results(self) -> list[str]:
         """List all results and the files that they depend on, so that deleted files are restored."""
+        data = sorted({get_dataset_path(run.dataset) for run in self.plan.runs.values()})
         return [
-            *sorted({str(get_dataset_path(run.dataset)) for run in self.plan.runs.values()}),
+            *(str(path.with_suffix(suffix)) for path in data for suffix in (".pt", ".json")),
             *self.get_partition_output(),
             *self.get_run_output(),
             *self.plan.diagnostics,

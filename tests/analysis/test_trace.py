@@ -129,6 +129,14 @@ def test_trace_rejects_unknown_table_unknown_cell_and_edited_table(study: Path) 
         collect_cell_provenance(TABLE, "fedavg.global-on-global")
 
 
+def test_trace_without_pack_suggests_to_delete_run(study: Path) -> None:
+    """`fedpipe run` alone does nothing, because the merged files and the segment's manifest exist."""
+    run = next(run for run in Plan.read(Path("results/plan.json")).runs if run.algorithm == "scaffold")
+    (run.path / "rounds.zip").unlink()
+    with pytest.raises(ArtifactError, match=f"^{run.path}/rounds/0003/round.json is missing. Delete {run.path}. Then "):
+        collect_cell_provenance(TABLE, "scaffold.global-on-global")
+
+
 def test_trace_rejects_damaged_state_file(study: Path) -> None:
     (run,) = {path.parent for path in Path("results/runs/fedavg").glob("*/run.yaml")} - {
         Path(run["run"]) for run in collect_cell_provenance(TABLE, "fedavg.global-on-global")["runs"][1:]

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from fedpipe.cli.app import app
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import layout
+from fedpipe.core.storage.files import write_bytes
 from fedpipe.engine import collect
 from fedpipe.engine.run import Run
 from fedpipe.papers import figures, layouts, make, measurements, recording, stored_runs
@@ -28,6 +29,8 @@ from fedpipe.papers.studies import HERE, PaperStudy
 from fedpipe.planning import download, partition, planner, study_folders
 from fedpipe.planning.plan import Plan
 from fedpipe.planning.planner import NewPlan
+from fedpipe.planning.rungs import encode_rung
+from fedpipe.report import tuning
 from fedpipe.report.data import StudyData
 from fedpipe.settings.execution import Execution
 from tests import small_studies as studies
@@ -56,7 +59,7 @@ def run_study(plan: NewPlan, count: int | None = None) -> None:
     for name in {planned.dataset for planned in plan.runs}:
         if not layout.get_dataset_path(name).exists():
             download.download_dataset(name)
-    for key in plan.partitions:
+    for key in {planned.partition for planned in plan.runs}:
         partition.partition_dataset(key)
     for planned in plan.runs[:count]:
         for _ in Run(planned.files, Execution(), 1, plan.keep_models).run_segment(planned.rounds):
@@ -394,6 +397,35 @@ def test_verify_recomputes_round_of_stored_run(clone: Path) -> None:
     assert lines[2:] == ["All verified: 2 recomputed rounds"]
     assert status == 0
     assert not list(Path("results/runs").glob("*/*/rounds")), "the runs are trained in a temporary folder"
+
+
+@pytest.mark.parametrize("sampler", ["sobol", "tpe"])
+def test_verify_recomputes_round_of_tuned_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampler: str) -> None:
+    """The winner of `tune` is found among the draws, also without the results of the search (except TPE's draws)."""
+    monkeypatch.chdir(tmp_path)
+    over = {"federation.learning_rate": {"log": [0.01, 1]}}
+    tune = {"over": over, "draws": 4, "rungs": [1, 2], "by": "personal-on-validation", "seeds": [100]}
+    plan = plan_study(
+        dataset={"validation_fraction": 0.2},
+        evaluation={"protocols": ["personal-on-local"]},
+        study={"algorithms": ["fedavg"], "grid": {}},
+        tune=tune | {"sampler": sampler},
+    )
+    for rounds in (1, 2):
+        run_study(plan.add_search_results(has_draws=True))
+        rung = tuning.rank_rung(plan, rounds, lambda index, *draw: plan.draw_planners[index](*draw))
+        write_bytes(plan.study_files.get_rung_result_path(rounds), encode_rung(rung))
+        planner.write_plan(plan := planner.make_plan(STUDY))
+    run_study(plan.add_search_results())
+    record_study()
+    stored = {run.point: run for run in RunStore.read(STUDY).runs}
+    assert set(stored) == {"tuning=tuned", "tuning=default"}
+    change_store(stored["tuning=tuned"])
+    if sampler == "sobol":
+        shutil.rmtree("results")
+    status, output = run_verify()
+    assert "fedavg (tuning=tuned), seed 0" in output
+    assert (status, "recomputed with the same accuracies (personal-on-local)" in output) == (0, True)
 
 
 def test_verify_rejects_other_accuracies_of_same_code(clone: Path) -> None:

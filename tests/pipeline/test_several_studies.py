@@ -333,6 +333,10 @@ def test_snakemake_rebuilds_deleted_files(project: Project) -> None:
     ran = count_jobs(project.snakemake())
     assert (ran["partition"], ran["table"]) == (1, 1)
     assert studies.read_round_times(run) == trained, "missing tables are collected without training"
+    project.run("bash", "-c", "rm results/partitions/*/*.json results/data/*.json")
+    ran = count_jobs(project.snakemake())
+    assert (ran["download"], ran["partition"]) == (1, 1), "records of SHA-256, which `show` and new rounds read"
+    assert studies.read_round_times(run) == trained
     project.run("rm", "-r", "results/data", "results/partitions", "results/figures")
     ran = count_jobs(project.snakemake())
     assert (ran["download"], ran["partition"]) == (1, 1)

@@ -86,7 +86,8 @@ def test_dag_has_one_job_per_run() -> None:
         graph.get_partition_input(make_wildcards(key=graph.plan.partitions[0])) == list_run_input(graph, path)["data"]
     )
     assignment = list_run_input(graph, path)["assignment"]
-    assert graph.get_partition_output() == [assignment, assignment.replace("assignment", "heterogeneity")]
+    heterogeneity, record = assignment.replace("assignment", "heterogeneity"), assignment.replace("parquet", "json")
+    assert graph.get_partition_output() == [assignment, heterogeneity, record]
     assert list_merged_files("results/runs/{algorithm}/{key}", "{stop}") == dag.MERGED_PATTERN
 
 
@@ -151,8 +152,9 @@ def test_all_results_cover_files_of_study() -> None:
     ]
     assert sorted(graph.get_all_results()) == sorted(
         [
-            f"results/data/{plan.runs[0].dataset}.pt",
+            *(f"results/data/{plan.runs[0].dataset}.{kind}" for kind in ("pt", "json")),
             *partition_files,
+            *(f"results/partitions/{key}/assignment.json" for key in plan.partitions),
             *(file for run in runs for file in list_merged_files(run.path, "0004")),
             *(f"{run.path}/segments/0004.json" for run in runs),
             *(f"results/tables/results.{kind}" for kind in ("csv", "md", "html")),
