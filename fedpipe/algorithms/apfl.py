@@ -89,7 +89,9 @@ class APFL(FedAvg):
     @override
     def loss(self, client: State, batch: Batch) -> Tensor:
         """The global model's risk, and that of the mixture, in which the global model is constant."""
-        return self.risk(client, batch) + self.personal_risk(client, batch)
+        risk = self.risk(client, batch)
+        with self.net.mode.discard_statistics():
+            return risk + self.personal_risk(client, batch)
 
     def personal_risk(self, client: State, batch: Batch) -> Tensor:
         """The mixture's risk."""

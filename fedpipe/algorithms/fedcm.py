@@ -43,6 +43,8 @@ class FedCM(FedAvg):
         model is the mean of the clients' models.
     Server's rate
         Paper: multiplies Delta. Here: multiplies the mean update, so that 1 gives the mean of the models.
+    Clipping
+        Here: ``federation.clip_norm`` clips the client's gradient, before alpha applies.
     Weight decay
         Here: a part of the gradient, to which alpha applies.
 
@@ -82,7 +84,8 @@ class FedCM(FedAvg):
 
     def step(self, client: State, batch: Batch, gradient: Gradient) -> State:
         """One step along the mixture of gradient and direction."""
-        g, y = gradient(client), self.net.parameters(client["model"])
+        g = gradient(client).clipped(self.federation.clip_norm)
+        y = self.net.parameters(client["model"])
         v = self.alpha * (g + self.federation.weight_decay * y) + (1 - self.alpha) * client["direction"]
         y = y.add(v, alpha=-self.federation.learning_rate)
         return client | {"model": client["model"] | y, "steps": client["steps"] + 1}

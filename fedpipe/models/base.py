@@ -354,11 +354,21 @@ class FunctionalNetwork:
         return self.parameters(tensors) | self.buffers(tensors)
 
     def layers(self) -> list[tuple[str, ...]]:
-        """Names of the tensors (with buffers) of each layer with parameters, from input to output."""
-        names_by_layer: dict[str, list[str]] = {}
+        """Names of the tensors (with buffers) of each layer with parameters, from input to output.
+
+        Buffers of a layer without parameters belong to the layer before it, or else to the first one.
+        """
+        names_by_module: dict[str, list[str]] = {name: [] for name, _ in self._module.named_modules()}
         for name in self.names + self.buffer_names:
-            names_by_layer.setdefault(name.rpartition(".")[0], []).append(name)
-        return [tuple(names) for names in names_by_layer.values()]
+            names_by_module[name.rpartition(".")[0]].append(name)
+        layers, first_buffers, parameter_names = list[list[str]](), list[str](), set(self.names)
+        for names in names_by_module.values():
+            if names and names[0] in parameter_names:
+                layers.append(names + first_buffers)
+                first_buffers = []
+            else:
+                (layers[-1] if layers else first_buffers).extend(names)
+        return [tuple(names) for names in layers]
 
     def last_layer_names(self, count: int, buffers: bool = True) -> tuple[str, ...]:
         """Names of the tensors of the last ``count`` layers with parameters, or of all if there are fewer."""

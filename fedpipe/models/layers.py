@@ -84,6 +84,15 @@ class Mode:
         finally:
             self.training, self.buffers = previous
 
+    @contextmanager
+    def discard_statistics(self) -> Iterator[None]:
+        """Discard the running statistics that training calls record within the block."""
+        recorded_buffers, self.recorded_buffers = self.recorded_buffers, []
+        try:
+            yield
+        finally:
+            self.recorded_buffers = recorded_buffers
+
 
 class BatchNorm(nn.Module):
     """Batch normalization as PyTorch computes it, over 2 to 5 dimensions.

@@ -28,10 +28,21 @@ def test_apfl_steps_match_exact_values_on_quadratic(make_toy, adaptive):
     assert (alpha != 0.5) is adaptive
 
 
+@pytest.mark.parametrize("model", ["mlp", "norm"])
+@pytest.mark.parametrize("width", [None, 3])
 @pytest.mark.parametrize("adaptive", [False, True])
-def test_apfl_global_model_equals_fedavg(make_trial, assert_same, adaptive):
-    apfl, plain = (make_trial(method, momentum=0.9).run(3) for method in (APFL(adaptive=adaptive), FedAvg()))
+def test_apfl_global_model_equals_fedavg(make_trial, assert_same, adaptive, width, model):
+    """Running statistics of BatchNorm are those of the global model, not of the mixture."""
+    apfl, plain = (
+        make_trial(method, model, width=width, momentum=0.9).run(3) for method in (APFL(adaptive=adaptive), FedAvg())
+    )
     assert_same(apfl.server, plain.server, tolerance=1e-13)
+
+
+def test_apfl_keeps_running_statistics_of_global_model_at_clients(make_trial, assert_same):
+    apfl, plain = (make_trial(method, "norm", buffers="keep").run(3) for method in (APFL(), FedAvg()))
+    for client in range(8):
+        assert_same(apfl.client_states[client]["buffers"], plain.client_states[client]["buffers"], tolerance=1e-13)
 
 
 def test_apfl_mixture_with_alpha_0_equals_global_model(make_trial, assert_same):

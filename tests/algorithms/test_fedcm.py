@@ -38,6 +38,20 @@ def test_fedcm_ignores_optimizer_and_momentum(make_trial, assert_same, settings)
     assert_same(found.server, expected.server)
 
 
+def test_fedcm_clips_gradient_without_weight_decay_and_direction(make_toy, trace_path):
+    """At 0 the gradient is -12. At the second point weight decay and the direction are added after clipping.
+
+    PyTorch's clipping adds 1e-6 to the norm.
+    """
+    trial, x, direction, points = make_toy(FedCM(alpha=0.25), [(1, 12)], clip_norm=1.0, weight_decay=0.5), 0.0, 0.0, []
+    for _ in range(2):
+        g = (x - 12) / (12 - x + 1e-6)
+        direction = 0.25 * (g + 0.5 * x) + 0.75 * direction
+        x -= 0.1 * direction
+        points.append(x)
+    assert trace_path(trial, 2) == pytest.approx(points, abs=1e-14)
+
+
 @pytest.mark.parametrize("server_rate", [1.0, 0.5])
 def test_fedcm_three_rounds_match_pytorch_loop(make_trial, server_rate, list_batches):
     """Clients take different numbers of steps, and PyTorch's gradient includes weight decay."""

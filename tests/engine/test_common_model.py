@@ -107,6 +107,16 @@ def test_personal_protocols_need_no_global_model(make_trial):
     assert len(rows) == 3 * 8
 
 
+@pytest.mark.parametrize("width", [None, 3])
+def test_global_model_is_normalized_by_statistics_of_clients_own_samples(make_trial, width):
+    """Without running statistics, the global model has the same result on a client's samples as its personal copy."""
+    trial = make_trial("fedavg", "norm", buffers="drop", width=width).run(2)
+    trial.clients.test[2] = trial.clients.test[2][:0]
+    _, losses = evaluate_trial(trial)
+    for client in range(len(trial.clients)):
+        assert losses["global-on-local", client] == pytest.approx(losses["personal-on-local", client], rel=1e-12)
+
+
 def test_batch_statistics_and_test_noise_need_separate_evaluation(make_trial, make_clients, monkeypatch):
     dropped = make_trial("fedavg", "norm", buffers="drop").run(1)
     noisy = make_trial(

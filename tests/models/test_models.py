@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedpipe.core.components import component, registry
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.tensors import Tensors
-from fedpipe.models.base import FunctionalNetwork, Model, compute_class_relations
+from fedpipe.models.base import FunctionalNetwork, Model, Network, compute_class_relations
 from fedpipe.models.purity import require_pure_network
 
 CLASSES = 7
@@ -228,6 +228,23 @@ def test_layers_contain_every_tensor_once_and_end_with_head(name: str) -> None:
     assert layers[-1] == ("head.weight", "head.bias")
     assert sorted(name for layer in layers for name in layer) == sorted(network.names + network.buffer_names)
     assert all(len({name.rpartition(".")[0] for name in layer}) == 1 for layer in layers)
+
+
+def test_buffers_without_parameters_belong_to_layer_before_them() -> None:
+    """Those of the first layer belong to the layer after it. The last layer is the head, not a BatchNorm."""
+
+    def build_network() -> Network:
+        body = [nn.Linear(5, 4), nn.BatchNorm1d(4, affine=False), nn.ReLU(), nn.Linear(4, 3)]
+        return Network(nn.Sequential(nn.BatchNorm1d(5, affine=False), *body), nn.Linear(3, CLASSES))
+
+    network = FunctionalNetwork(build_network)
+    statistics = [f"body.{index}.{name}" for index in (0, 2) for name in ("running_mean", "running_var")]
+    assert network.layers() == [
+        ("body.1.weight", "body.1.bias", *statistics),
+        ("body.4.weight", "body.4.bias"),
+        ("head.weight", "head.bias"),
+    ]
+    assert network.last_layer_names(1) == ("head.weight", "head.bias")
 
 
 @pytest.mark.parametrize("name", CHAINS)

@@ -208,7 +208,8 @@ def evaluate_round(
             global_model = algorithm.global_model(server)
             extra_models = algorithm.extra_models(server) if global_model and "global" in global_tests else {}
         if global_model is not None:
-            global_scorer = ModelScorer(settings, executor, clients, round_number, global_model)
+            has_batch_statistics = algorithm.net.has_batch_statistics
+            global_scorer = ModelScorer(settings, executor, clients, round_number, global_model, has_batch_statistics)
     for model, phase in PHASES.items():
         test_sets = get_test_sets(settings, model)
         if not test_sets or (model == "prototype" and not algorithm.has_prototype_logits):
@@ -287,13 +288,22 @@ def has_common_model(
 
 
 class ModelScorer:
-    """Scores a model of the server after a round. The logits of a set of samples are computed once."""
+    """Scores a model of the server after a round. The logits of a set of samples are computed once.
+
+    With ``has_batch_statistics`` they depend on the other samples, so they are computed for each client's samples.
+    """
 
     def __init__(
-        self, settings: Evaluation, executor: Executor, clients: FederatedData, round_number: int, model: Tensors
+        self,
+        settings: Evaluation,
+        executor: Executor,
+        clients: FederatedData,
+        round_number: int,
+        model: Tensors,
+        has_batch_statistics: bool = False,
     ) -> None:
         self._settings, self._executor, self._clients = settings, executor, clients
-        self._round, self.model = round_number, model
+        self._round, self.model, self._has_batch_statistics = round_number, model, has_batch_statistics
 
     @functools.cached_property
     def _global_logits(self) -> Tensor:
@@ -302,8 +312,10 @@ class ModelScorer:
 
     def _compute_logits(self, indices: Integers) -> tuple[Integers, Tensor]:
         """Logits of samples in ascending order, maybe among others: their indices and logits."""
-        if np.isin(indices, self._clients.global_test).all():  # not if clients have noise in their test samples
-            return self._clients.global_test, self._global_logits
+        global_test = self._clients.global_test
+        can_use_subset = not self._has_batch_statistics or len(indices) in (0, len(global_test))
+        if can_use_subset and np.isin(indices, global_test).all():  # not if clients have noise in their test samples
+            return global_test, self._global_logits
         return indices, self._executor.compute_logits(self.model, indices, self._round)
 
     def compute_soft_labels(self) -> Tensor:
@@ -322,7 +334,9 @@ class ModelScorer:
         for test in tests:
             subsets = [self._clients.get_evaluation_indices(client, test) for client in scores]
             copies = len(subsets) if test == "global" else 1  # all clients have the same samples
-            subset_scores = self._score_subsets(subsets[::copies]) * copies
+            subsets = subsets[::copies]
+            groups = [[subset] for subset in subsets] if self._has_batch_statistics else [subsets]
+            subset_scores = [score for group in groups for score in self._score_subsets(group)] * copies
             for client, score in zip(scores, subset_scores, strict=True):
                 scores[client][test] = score
         return scores
