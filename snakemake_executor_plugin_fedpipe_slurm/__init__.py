@@ -199,14 +199,11 @@ def _read_log(log: str | None) -> str:
 
 def _get_largest_memory(job: Any) -> int:
     """Get the memory in MB of the largest node that a job may use. 0 if Slurm does not report it."""
-    partitions, gpu = str(job.resources.get("slurm_partition") or ""), job.resources.get("gpu")
+    partitions, gpu = {*str(job.resources.get("slurm_partition") or "").split(",")}, job.resources.get("gpu")
     required_gres = str(job.resources.get("gpu_model") or "gpu") if gpu else ""
     node_memories = [0]
     for node in _query_scontrol("node"):
-        if required_gres in node.get("Gres", "") and {*partitions.split(",")} & {
-            "",
-            *node.get("Partitions", "").split(","),
-        }:
+        if required_gres in node.get("Gres", "") and partitions & {"", *node.get("Partitions", "").split(",")}:
             node_memories.append(int(node["RealMemory"]) - int(node.get("MemSpecLimit", 0)))
     requested_partitions = [
         partition for partition in _query_scontrol("partition") if partition["PartitionName"] in partitions

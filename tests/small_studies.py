@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
@@ -23,6 +24,8 @@ from fedpipe.settings.execution import Execution
 RunFedpipe = Callable[..., tuple[int, str, str]]  #: fixture ``run_fedpipe`` of tests/conftest.py
 
 ROOT = Path(__file__).parent.parent
+#: Root can read and write all files. This command drops the capability, so that root behaves like other users.
+AS_USER = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
 #: Methods of all kinds: plain, corrected, regularized, class-wise, mixed, and personal. Slow tests cover all methods.
 REPRESENTATIVE = ("fedavg", "scaffold", "feddw", "cwfedavg", "fedala", "pfps_lwc")
 SHIPPED: tuple[str, ...] = tuple(yaml.safe_load((ROOT / "params.yaml").read_text())["study"]["algorithms"])

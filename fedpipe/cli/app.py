@@ -22,7 +22,7 @@ from fedpipe.cli import project  # noqa: F401
 
 # isort: on
 from fedpipe.cli.group import app
-from fedpipe.core.errors import UserError
+from fedpipe.core.errors import UserError, format_permission_error
 
 __all__ = ["app", "main"]
 
@@ -42,6 +42,9 @@ def main() -> None:
         build_command_line()()
     except UserError as error:
         typer.echo(f"fedpipe: {error}", err=True)
+        sys.exit(2)
+    except PermissionError as error:
+        typer.echo(f"fedpipe: {format_permission_error(error)}", err=True)
         sys.exit(2)
     except OSError as error:
         if error.errno not in DISK_FULL_ERRORS:

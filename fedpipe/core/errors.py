@@ -74,6 +74,11 @@ def format_error(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+def format_permission_error(error: PermissionError) -> str:
+    """Format the error of a file that another user may have written."""
+    return f"{error.filename} can't be accessed ({error.strerror}). Let its owner use chmod, and run again."
+
+
 def format_validation_errors(
     error: ValidationError, settings: Any, prefix: str, list_known_keys: Callable[[Location], Sequence[str]]
 ) -> list[str]:

@@ -149,7 +149,14 @@ def load_run_progress(plan: Plan, has_curves: bool = False) -> tuple[list[RunPro
     With ``has_curves``, load the accuracies of all evaluated rounds, otherwise of the last one. With `tune`, the plan
     is that of ``plan.add_search_results(has_draws=True)``.
     """
-    jobs = {job.logs[0]: job for job in _read_logged_jobs()}  # last record of each job
+    logged_jobs = _read_logged_jobs()
+    # Segments of a run follow one another, so an earlier one with another last round belongs to an earlier study.
+    segments = {job.outputs[0].parent: job.outputs for job in logged_jobs if job.rule == "segment"}
+    jobs = {
+        job.logs[0]: job  # last record of each job
+        for job in logged_jobs
+        if job.rule != "segment" or job.outputs == segments[job.outputs[0].parent]
+    }
     sorted_runs = sort_runs(plan)
     markers_by_run = {run.path: run.merged_files.marker for run in sorted_runs}
     unfinished_jobs = [
@@ -170,6 +177,7 @@ def load_run_progress(plan: Plan, has_curves: bool = False) -> tuple[list[RunPro
         diagnostic.files.table for diagnostic in plan.diagnostics
     }
     names = dict(zip(markers_by_run, (run.name for run in runs), strict=True))
+    done_runs = {path for path, run in zip(markers_by_run, runs, strict=True) if run.state == "done"}
     failed_jobs = [job for job in unfinished_jobs if job.has_failed and not job.is_stopped]
     return runs, [
         Failure(
@@ -178,7 +186,7 @@ def load_run_progress(plan: Plan, has_curves: bool = False) -> tuple[list[RunPro
             *read_log_tail(job.logs, LOG_LINES, job.error),
         )
         for job in failed_jobs
-        if not study_paths.isdisjoint(job.output_parent_folders)
+        if not study_paths.isdisjoint(job.output_parent_folders) and done_runs.isdisjoint(job.output_parent_folders)
     ]
 
 

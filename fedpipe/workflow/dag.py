@@ -140,8 +140,20 @@ class Dag:
     # -- runs ----------------------------------------------------------------------------------------------------------
 
     def get_run(self, wildcards: Wildcards) -> PlannedRun:
-        """Get the run of a job."""
-        return self.plan.runs[str(RunFiles.from_key(wildcards.algorithm, wildcards.key).path)]
+        """Get the run of a job.
+
+        Raises
+        ------
+        SettingsError
+            Another command has planned the study without this run since the job was submitted.
+        """
+        path = RunFiles.from_key(wildcards.algorithm, wildcards.key).path
+        if str(path) not in self.plan.runs:
+            raise SettingsError(
+                f"{path} is not in the plan of {self.selection.params}, which was edited while this job was queued. "
+                "Type the same command again."
+            )
+        return self.plan.runs[str(path)]
 
     def get_segment_ends(self, run: PlannedRun) -> list[int]:
         """List the last rounds of a run's segments. A segment also ends at each number of rounds in a table."""

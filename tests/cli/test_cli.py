@@ -8,6 +8,7 @@ import inspect
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,7 @@ from fedpipe.cli import app, group
 from fedpipe.cli.docs import equations, pages
 from fedpipe.core.components import code_digest, component, registry
 from tests import small_studies as studies
-from tests.small_studies import RunFedpipe
+from tests.small_studies import AS_USER, RunFedpipe
 
 KINDS = {
     "algorithms": component.ALGORITHM,
@@ -422,6 +423,23 @@ def test_full_disk_prints_one_message(arguments: tuple[str, ...], target: str) -
         (line,) = process.stderr.splitlines()
         assert line.startswith("fedpipe: ")
         assert "No space left on device" in line
+
+
+@pytest.mark.skipif(bool(AS_USER) and not shutil.which("setpriv"), reason="root may read everything")
+def test_unreadable_results_of_another_user_print_one_message() -> None:
+    """For example, another user of the folder has the umask 077."""
+    studies.write(studies.settings(), Path())
+    run_command("plan")
+    folder = Path("results/runs")
+    folder.chmod(0)
+    process = subprocess.run(
+        [*AS_USER, sys.executable, "-m", "fedpipe", "status"], capture_output=True, text=True, check=False
+    )
+    folder.chmod(0o755)
+    assert process.returncode == 2
+    (line,) = process.stderr.splitlines()
+    assert line.startswith("fedpipe: results/runs/")
+    assert "Permission denied" in line
 
 
 def test_describe_escapes_greek_letters_in_latin_1_locale() -> None:

@@ -13,11 +13,9 @@ import pytest
 
 from tests import small_studies as studies
 from tests.pipeline.conftest import ENVIRONMENT, LOCAL, Project, count_jobs, list_stages
+from tests.small_studies import AS_USER
 
 pytestmark = pytest.mark.slow
-
-#: Root can write read-only files. This command drops the capability, so that root behaves like other users.
-AS_USER = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
 
 
 def list_damaged_files(cache: Path) -> list[str]:

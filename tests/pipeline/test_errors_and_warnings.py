@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 
 import pytest
 
@@ -10,6 +11,7 @@ from fedpipe.planning import planner
 from fedpipe.settings import parser
 from tests import small_studies as studies
 from tests.pipeline.conftest import LOCAL, Project, count_jobs
+from tests.small_studies import AS_USER
 
 WARNING = "fedpipe: warning: algorithms.cfl.after: 20 is not less than federation.rounds (1)"
 KEPT = ["kept-on-global", "kept-on-local"]
@@ -36,6 +38,21 @@ def test_snakemake_rejects_study_settings_in_config_options(project: Project) ->
     with pytest.raises(AssertionError, match="ended with 2"):
         project.snakemake("all", "--config", "parms=studies/other.yaml")
     assert "results/studies/other" in project.snakemake("-n", "all", "--configfile", "mine.yaml")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(AS_USER) and not shutil.which("setpriv"), reason="root may read everything")
+def test_snakemake_explains_unreadable_results_of_another_user(project: Project) -> None:
+    studies.write(studies.settings(rounds=1), project.folder)
+    project.run("fedpipe", "plan")
+    folder = project.folder / "results/runs"
+    folder.chmod(0)
+    printed = project.run(*AS_USER, "snakemake", "-n", "all", *LOCAL, check=False)
+    folder.chmod(0o755)
+    (error,) = (line for line in printed.splitlines() if line.startswith("fedpipe:"))
+    assert error.startswith("fedpipe: results/runs/")
+    assert "Permission denied" in error
+    assert "Traceback" not in printed
 
 
 @pytest.mark.slow

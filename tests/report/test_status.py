@@ -296,6 +296,19 @@ def test_status_ignores_failed_job_of_another_study(plan: NewPlan) -> None:
     assert not status.load_run_progress(plan)[1]
 
 
+def test_status_ignores_failed_segment_after_edit_of_rounds(plan: NewPlan) -> None:
+    """The failed job would have computed five rounds. Now the study has three."""
+    for number, run in enumerate(plan.runs[:2]):
+        log = f"results/logs/segment/{run.algorithm}-{run.key}-0005.log"
+        earlier = FAILED | {"output": [f"{run.path}/segments/0005.json"], "log": [log]}
+        write_segment_records(plan, earlier, number=number)
+    assert read_states(plan) == {"fedavg": "done", "fedprox": "failed", "scaffold": "waiting"}
+    assert [failure.run for failure in status.load_run_progress(plan)[1]] == ["FedProx seed 0"], "FedAvg is complete"
+    write_segment_records(plan, BEGUN, number=2)
+    assert read_states(plan)["fedprox"] == "queued"
+    assert not status.load_run_progress(plan)[1]
+
+
 def test_progress_table_sorts_active_runs_first_and_counts_hidden_runs(plan: NewPlan) -> None:
     log = Path(write_segment_records(plan, BEGUN))
     files.write_bytes(log, b"")

@@ -91,6 +91,14 @@ def test_dag_has_one_job_per_run() -> None:
     assert list_merged_files("results/runs/{algorithm}/{key}", "{stop}") == dag.MERGED_PATTERN
 
 
+def test_job_of_run_that_is_no_longer_planned_is_rejected() -> None:
+    """The study was edited and planned again while the job was queued."""
+    path, wildcards = get_first_run(build_dag())
+    edited = build_dag(labels=("fedprox",))
+    with pytest.raises(SettingsError, match=f"{path} is not in the plan of params.yaml"):
+        edited.get_segment_input(make_wildcards(**wildcards, stop="0004"))
+
+
 def test_segment_needs_previous_segment() -> None:
     """A run also stops at each number of rounds in a table, and merging waits for smaller numbers."""
     graph = build_dag(rounds=7, execution={"rounds_per_job": 3}, study={"grid": {"federation.rounds": [4, 7]}})

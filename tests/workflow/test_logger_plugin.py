@@ -207,6 +207,16 @@ def test_progress_ignores_failure_of_job_that_succeeds_later() -> None:
     ]
 
 
+def test_progress_omits_complete_log_that_snakemake_does_not_name() -> None:
+    """For example, the disk is full."""
+    stream = io.StringIO()
+    printer = build_printer(stream, segment=1)
+    begin_job(printer, 1, "segment", 0)
+    printer.print_failure(1, "returned non-zero exit status 2.", ["job.log"], is_stopped=False)
+    printer.print_end()
+    assert stream.getvalue().splitlines()[2:4] == ["1 job failed.", "Log of the failed job: job.log"]
+
+
 def test_progress_prints_only_errors_and_warnings_without_job() -> None:
     stream = io.StringIO()
     printer = build_printer(stream)

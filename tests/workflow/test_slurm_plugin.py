@@ -8,9 +8,11 @@ import subprocess
 import sys
 import venv
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import snakemake_executor_plugin_fedpipe_slurm as plugin
 from tests import small_studies as studies
 from tests.small_studies import ROOT
 
@@ -57,3 +59,26 @@ def test_plugins_do_not_import_fedpipe() -> None:
         "assert not [name for name in sys.modules if name.partition('.')[0] in ('fedpipe', 'torch')]"
     )
     subprocess.run([sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True)
+
+
+def test_largest_memory_is_limited_by_requested_partitions_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name of another partition may be a part of the requested one's name."""
+    (tmp_path / "node").write_text(
+        "NodeName=one Gres=(null) RealMemory=64000 MemSpecLimit=1000 Partitions=cpu\n"
+        "NodeName=two Gres=gpu:a100:4 RealMemory=256000 Partitions=gpu,gpu-long\n"
+    )
+    (tmp_path / "partition").write_text(
+        "PartitionName=cpu MaxMemPerNode=UNLIMITED\n"
+        "PartitionName=gpu MaxMemPerNode=32000\n"
+        "PartitionName=gpu-long MaxMemPerNode=UNLIMITED\n"
+    )
+    (tmp_path / "scontrol").write_text(f'#!/bin/sh\ncat "{tmp_path}/$2"\n')
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    largest = {
+        partitions: plugin._get_largest_memory(SimpleNamespace(resources={"slurm_partition": partitions}))
+        for partitions in ("cpu", "gpu", "gpu-long", "cpu,gpu-long")
+    }
+    assert largest == {"cpu": 63000, "gpu": 32000, "gpu-long": 256000, "cpu,gpu-long": 256000}

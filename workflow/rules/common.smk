@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fedpipe.cli.job_server import SNAKEMAKE_PID_VARIABLE
-from fedpipe.core.errors import UserError
+from fedpipe.core.errors import UserError, format_permission_error
 from fedpipe.core.storage.layout import PAPERS
 from fedpipe.workflow import dag, hangup, snakemake_patches
 from fedpipe.workflow.dag import Dag
@@ -77,6 +77,9 @@ try:
     STUDY_DAG = progress.study = Dag.from_selection(SELECTION)
 except UserError as error:
     sys.stderr.write(f"fedpipe: {error}\n")
+    sys.exit(2)
+except PermissionError as error:
+    sys.stderr.write(f"fedpipe: {format_permission_error(error)}\n")
     sys.exit(2)
 
 # 5. Pass the settings of section `execution` to jobs.
