@@ -216,8 +216,9 @@ def label_axis_with_names(
 def save_figure(figure: Figure, stem: Path, page: Page) -> None:
     """Write a figure as SVG, PDF and PNG (150 dpi), without date and program in the metadata."""
     with use_matplotlib_style(page):
-        figure.draw_without_rendering()
-        figure.set_layout_engine("none")  # the layout is final
+        if layout_engine := figure.get_layout_engine():
+            layout_engine.execute(figure)
+            figure.set_layout_engine("none")  # the layout is final
         for file_format, (canvas, metadata) in FILE_FORMATS.items():
             buffer = io.BytesIO()
             figure.set_dpi(150)
