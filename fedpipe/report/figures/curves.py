@@ -26,6 +26,7 @@ from fedpipe.settings.base import Metric
 MAX_LINES_PER_PANEL = 6  #: with more lines, each has its own panel
 REFERENCE_ALGORITHM = "fedavg"  #: gray reference in small multiples. Without it, the first line
 MIN_TITLE_WIDTH = 8.0  #: in em. Titles of narrower panels are smaller
+MIN_BROKEN_WIDTH = 12  #: in letters. Names are not wrapped within words in narrower panels
 REFERENCE_STYLE = {"color": "#A8A8A8", "zorder": 1.5}
 
 
@@ -148,8 +149,8 @@ def _build_small_multiples(
 
 
 def _wrap_title(name: str, point: str, width: int) -> str:
-    """Wrap the title of a panel. Only the grid point, which may have long numbers, is wrapped within words."""
-    lines = [textwrap.fill(line, width, break_long_words=False) for line in name.split("\n")]
+    """Wrap the title of a panel. In a narrow panel, only the grid point is wrapped within words."""
+    lines = [textwrap.fill(line, width, break_long_words=width >= MIN_BROKEN_WIDTH) for line in name.split("\n")]
     return "\n".join([*lines, *textwrap.wrap(point, width)])
 
 

@@ -174,10 +174,11 @@ def choose_round_ticks(rounds: Iterable[float], max_ticks: int) -> list[float]:
 
 def add_legend(figure: Figure, page: Page, entries: Sequence[tuple[str, Any]]) -> None:
     """Add a legend of texts and their lines above the panels, with rows of equal length."""
-    texts = [text for text, _ in entries]
+    width = int(1.1 * page.characters_per_line)
+    texts = [textwrap.fill(text, width - 9) for text, _ in entries]
     if texts:
         characters = max(map(len, texts)) + 9  # with the line and the gaps
-        rows = -(-len(texts) // max(1, int(1.1 * page.characters_per_line / characters)))
+        rows = -(-len(texts) // max(1, width // characters))
         columns = -(-len(texts) // rows)
         handles = [handle for _, handle in entries]
         figure.legend(handles, texts, loc="outside upper left", ncols=columns, handlelength=3)
