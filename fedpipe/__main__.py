@@ -16,7 +16,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # in a locale that lacks ± or µ
-    if sys.argv[1:2] == ["plan"]:  # half of its time would be spent on looking for garbage and on taking modules down
+    if sys.argv[1:2] in (["plan"], ["figure"]):  # looking for garbage and taking modules down would take much time
         gc.disable()
         atexit.register(fast_exit.end_process)
         fast_exit.run_command_line()

@@ -21,7 +21,7 @@ from fedpipe.planning.rungs import TUNING, UNTUNED
 from fedpipe.report import results
 from fedpipe.report.data import StudyData
 from fedpipe.report.table_parts import TextTable
-from fedpipe.report.words import METRICS, format_metric_label, join_words
+from fedpipe.report.words import METRICS, format_metric_label, get_reported_column_header, join_words
 from fedpipe.settings.report import SIGNIFICANCE_LEVEL, RankTest
 
 FloatArray = npt.NDArray[np.float64]
@@ -197,6 +197,8 @@ def build_rank_section(data: StudyData) -> list[str | TextTable]:
 def describe_rank_comparison(plan: Plan, comparison: RankComparison, omitted_methods: Sequence[str]) -> list[str]:
     """Describe the tests and their result, one sentence each."""
     metric = format_metric_label(plan.protocols[0], plan.metrics[0])
+    if plan.method_protocols:
+        metric = get_reported_column_header(plan.metrics[0])
     sentences = [
         f"Ranks of the methods in {comparison.columns} columns of the table by {metric}. Rank 1 is the best.",
         f"Friedman test: chi-squared({len(comparison.names) - 1}) = {comparison.statistic:.2f}, "

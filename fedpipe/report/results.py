@@ -18,7 +18,7 @@ from fedpipe.core.storage import files, layout
 from fedpipe.planning.new_clients import list_reported_protocols
 from fedpipe.planning.plan import Cell, Plan
 from fedpipe.planning.rungs import GridCell
-from fedpipe.report.words import METRICS
+from fedpipe.report.words import METRICS, get_reported_column_header
 from fedpipe.settings.base import NEW_CLIENTS_PREFIX, Metric, Protocol, to_validation_protocol
 from fedpipe.settings.report import ReportedRound
 
@@ -42,7 +42,7 @@ RESERVED_HEADS = (
     "algorithm",
     "protocol",
     "seeds",
-    *(f"reported {words.name}" for words in METRICS.values()),
+    *map(get_reported_column_header, METRICS),
 )  #: heads of pivoted tables, in addition to those of the grid
 
 

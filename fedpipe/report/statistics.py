@@ -15,7 +15,7 @@ import pandas as pd
 
 from fedpipe.planning.plan import Cell, Plan
 from fedpipe.report import results
-from fedpipe.report.words import METRICS, format_number
+from fedpipe.report.words import DASH, METRICS, format_number
 from fedpipe.settings.report import Statistic
 
 CONFIDENCE = 0.95  #: confidence level of intervals
@@ -34,7 +34,7 @@ class PairedDifference(NamedTuple):
     """Mean of differences paired by seed."""
 
     mean: float
-    std: float  #: standard deviation. This and the next are NaN for one seed
+    std: float  #: standard deviation. This and the next are NaN for one seed, or if the mean is infinite
     half_width: float  #: half-width of the confidence interval (Student's t)
     seeds: int
 
@@ -47,7 +47,8 @@ class PairedDifference(NamedTuple):
     def formatted_difference(self) -> str:
         """Text with two decimals, such as ``+1.20 ± 0.45 *``, with a star if it is significant."""
         if math.isnan(self.half_width):
-            return f"{format_number(self.mean, '+')} (one seed)"
+            mean = DASH if math.isnan(self.mean) else format_number(self.mean, "+")
+            return f"{mean} (one seed)" if self.seeds == 1 else mean
         star = " *" if self.is_significant else "  "
         return f"{format_number(self.mean, '+')} ± {format_number(self.half_width)}{star}"
 
@@ -67,9 +68,10 @@ def compute_paired_difference(baseline: pd.Series[float], scores: pd.Series[floa
     count = len(paired_differences)
     if not count:
         return None
-    std = float(paired_differences.std()) if count > 1 else math.nan
+    with np.errstate(invalid="ignore"):  # infinite differences
+        mean, std = float(paired_differences.mean()), float(paired_differences.std()) if count > 1 else math.nan
     quantile = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1))
-    return PairedDifference(float(paired_differences.mean()), std, quantile * std / math.sqrt(count), count)
+    return PairedDifference(mean, std, quantile * std / math.sqrt(count), count)
 
 
 def get_run_key_columns(plan: Plan) -> list[str]:

@@ -27,8 +27,15 @@ from fedpipe.report.table_notes import (
 )
 from fedpipe.report.table_parts import TextTable, escape_html
 from fedpipe.report.tuning import build_search_section
-from fedpipe.report.words import DASH, METRICS, explain_metrics, format_bytes, format_metric_label, format_number
-from fedpipe.settings.base import Metric
+from fedpipe.report.words import (
+    DASH,
+    METRICS,
+    explain_metrics,
+    format_bytes,
+    format_metric_label,
+    format_number,
+    get_reported_column_header,
+)
 
 PAGE_CSS = (  #: style of the page
     "body{font:15px/1.5 system-ui,sans-serif;margin:1.5rem;color:#222}p{max-width:60rem}"
@@ -37,7 +44,6 @@ PAGE_CSS = (  #: style of the page
 )
 FORMULAS = tuple("=+-@\t\r＝＋－＠")  #: characters that begin a formula in a spreadsheet
 NUMBER = r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"  #: numbers, which are never formulas
-INFINITY = "∞"
 SELECTION_PHRASES = {"test": "test samples", "validation": "clients' validation samples"}
 
 
@@ -169,18 +175,12 @@ def encode_table_csv(frame: pd.DataFrame, format_value: Callable[[str], str] = e
     return frame.assign(**texts).rename(columns=format_value).to_csv(index=False, lineterminator="\n").encode()
 
 
-def get_reported_column_header(metric: Metric) -> str:
-    """Get the head of the column with each method's number, if protocols differ."""
-    return f"reported {METRICS[metric].name}"
-
-
 def format_score(cell: Mapping[Hashable, Any]) -> str:
     """Format mean and deviation of a row, or a dash. A model whose outputs are not finite has an infinite NLL."""
     if not cell["seeds"]:
         return DASH
-    if math.isinf(cell["mean"]):
-        return INFINITY
-    return format_number(cell["mean"]) + (f" ± {format_number(cell['std'])}" if cell["seeds"] > 1 else "")
+    has_deviation = cell["seeds"] > 1 and math.isfinite(cell["mean"])
+    return format_number(cell["mean"]) + (f" ± {format_number(cell['std'])}" if has_deviation else "")
 
 
 def _format_reported_scores(plan: Plan, cells: list[dict[Hashable, Any]]) -> dict[str, str]:

@@ -217,7 +217,7 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
 
     def format_metric_header(protocol: str, metric: Metric) -> str:
         is_reported = protocol == plan.protocols[0] and any(name in plan.method_protocols for name, *_ in labels)
-        return tables.get_reported_column_header(metric) if is_reported else words.format_metric_label(protocol, metric)
+        return words.get_reported_column_header(metric) if is_reported else words.format_metric_label(protocol, metric)
 
     heads = [
         (*format_grid_headers(point), format_metric_header(protocol_name, metric))
@@ -361,7 +361,7 @@ def _build_caption_lines(data: StudyData, wide_table: WideTable) -> list[str]:
         f"Metrics: {', '.join(metric_labels)}. {table_notes.explain_missing_values(plan)}",
         words.explain_metrics(wide_table.protocols, plan.metrics),
         *(
-            f"Column {tables.get_reported_column_header(metric)}: "
+            f"Column {words.get_reported_column_header(metric)}: "
             f"{words.format_metric_label(plan.protocols[0], metric)}, or the metric in a note."
             for metric in plan.metrics
             if plan.method_protocols

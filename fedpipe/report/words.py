@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -68,6 +69,11 @@ def format_metric_label(protocol: str, metric: Metric = "accuracy") -> str:
     return f"{SAMPLES[samples]} {METRICS[metric].name} ({clients}{MODELS[model]})"
 
 
+def get_reported_column_header(metric: Metric) -> str:
+    """Get the head of the column with each method's number, if protocols differ."""
+    return f"reported {METRICS[metric].name}"
+
+
 def split_protocol(protocol: str) -> tuple[str, str, str]:
     """Split a protocol into levels of the head of a table: samples, model and clients. Each may be empty.
 
@@ -111,9 +117,11 @@ def format_number(value: float, sign: str = "") -> str:
 
     Examples
     --------
-    >>> format_number(86.572), format_number(-999999.4), format_number(67011889239508.705)
-    ('86.57', '-999999.40', '6.70e+13')
+    >>> format_number(86.572), format_number(-999999.4), format_number(67011889239508.705), format_number(math.inf, "+")
+    ('86.57', '-999999.40', '6.70e+13', '+∞')
     """
+    if math.isinf(value):
+        return f"{value:{sign}}".replace("inf", "∞")
     return f"{value:{sign}.2f}" if abs(value) < SCIENTIFIC else f"{value:{sign}.2e}"
 
 

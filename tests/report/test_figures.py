@@ -19,6 +19,7 @@ from fedpipe.report.data import StudyData
 from fedpipe.report.figures import curves as curves_figure
 from fedpipe.report.figures import matrices, partition, style
 from fedpipe.report.matrices import ModelMatrices
+from fedpipe.settings.report import Report
 from tests.docs.page_blocks import ROOT
 from tests.report.conftest import PARTITION
 
@@ -201,6 +202,23 @@ def test_curves_figure_shows_titles_of_algorithms(make, algorithms):
     assert "fedavg" not in svg
     assert "other01" not in svg
     assert ("FedAvg ($λ$ = 10) (gray" in svg) == (algorithms == 7)
+
+
+@pytest.mark.parametrize("width", ["neurips", "column"])
+@pytest.mark.parametrize("algorithms", [2, 7], ids=["legend", "a panel each"])
+def test_long_titles_of_curves_figure_are_inside_figure_and_do_not_overlap(make, algorithms, width):
+    names = ["fedavg", *(f"other{index:02d}" for index in range(1, algorithms))]
+    tree = make(names, [0])
+    for index in range(algorithms):
+        tree.write(index, [{"global-on-global": [(index + 1, 20)]}] * 3)
+    titles = {"fedavg": "federated_averaging_with_server_momentum_and_decay", "other01": "with many words " * 5}
+    tree.change(titles=titles, report=Report(figure_width=width))
+    figure = curves_figure.build_curves_figure(tree.plan, curves.build_metric_curves(StudyData(tree.plan)))
+    figure.draw_without_rendering()
+    assert max(text.get_window_extent().x1 for text in figure.legends[0].get_texts()) <= figure.bbox.x1
+    boxes = [ax._left_title.get_window_extent() for ax in figure.axes if ax.get_title("left")]  # type: ignore[attr-defined]
+    assert max(box.x1 for box in boxes) <= figure.bbox.x1
+    assert not any(first.overlaps(second) for first, second in itertools.combinations(boxes, 2))
 
 
 @pytest.mark.parametrize("algorithms", [2, 7], ids=["legend", "a panel each"])

@@ -111,6 +111,26 @@ def test_nan_loss_is_reported_as_infinite(make):
     assert r"$\infty$" in wide.render_latex_table(StudyData(tree.plan))
 
 
+@pytest.mark.parametrize(
+    ("baseline_loss", "text"),
+    [(2.0, "+∞"), (math.inf, "–")],
+    ids=["one method diverges", "both diverge with different seeds"],
+)
+@pytest.mark.filterwarnings("error")
+def test_infinite_difference_of_two_seeds_has_no_interval(make, baseline_loss, text):
+    tree = make(["fedavg", "fedprox"], [0, 1])
+    losses = {("fedavg", 0): 1.0, ("fedavg", 1): baseline_loss, ("fedprox", 0): math.nan, ("fedprox", 1): 5.0}
+    for index, run in enumerate(tree.runs):
+        write_metrics(tree, index, [[(0, 4, 0.5, losses[run.algorithm, run.seed], CLIENTS[0][4])]] * 3)
+    report = Report(baseline="fedavg", statistics=("difference",))
+    tree.change(protocols=(PROTOCOL,), metrics=("nll",), report=report)
+    (row,) = StudyData(tree.plan).statistics.query("statistic == 'difference'").to_dict("records")
+    assert row["seeds"] == 2
+    statistics_text = tables.render_markdown_table(StudyData(tree.plan)).partition("\nStatistics of")[2]
+    cells = [line.strip("|").split("|")[1].strip() for line in statistics_text.splitlines() if line.startswith("| fed")]
+    assert cells == ["–", text]
+
+
 def test_huge_nll_is_in_scientific_notation(make):
     tree = make(["fedavg"], [0, 1])
     for seed, loss in enumerate((67011889239508705263747072.0, 2e25)):

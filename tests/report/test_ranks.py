@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -157,6 +158,15 @@ def test_markdown_table_shows_mean_ranks(study):
     assert [cell.strip() for cell in rows[1].split("|")[1:3]] == ["local", "3.14"]
 
 
+def test_markdown_table_ranks_methods_by_reported_metric_if_their_protocols_differ(study):
+    for index, run in enumerate(study.runs):
+        if run.algorithm == "fedavg":
+            study.write(index, [{"global-on-global": [(1, 2)]}] * 2)
+    study.change(method_protocols={"fedavg": "global-on-global"})
+    text = tables.render_markdown_table(StudyData(study.plan))
+    assert "Ranks of the methods in 14 columns of the table by reported accuracy." in text
+
+
 def test_ranks_csv_has_all_pairs(study):
     path = study.plan.study_files.ranks_table
     built = contents.build_table_files(StudyData(study.plan))
@@ -214,6 +224,18 @@ def test_ranks_figure_shows_methods_ranks_and_groups(study, tmp_path):
     low, high = bars[0].get_xdata()
     assert low < comparison.mean_ranks[0]
     assert high > comparison.mean_ranks[-1]
+
+
+@pytest.mark.parametrize("page", style.PAGES.values(), ids=style.PAGES)
+def test_long_titles_of_ranks_figure_are_inside_figure_and_do_not_overlap(page):
+    comparison = ranks.compare_ranks(NAMES, DEMSAR, 1, "nemenyi")
+    titles = [f"FedProx (mu=0.0{index}, local_epochs=15, proximal_term_of_each_layer=true)" for index in range(4)]
+    figure = build_ranks_figure(page, comparison, titles, ["A note."])
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in figure.axes[0].texts if "FedProx" in text.get_text()]
+    assert all(figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1 for box in boxes)
+    assert not any(first.overlaps(second) for first, second in itertools.combinations(boxes, 2))
+    assert min(box.y0 for box in boxes) >= figure._supxlabel.get_window_extent().y1  # type: ignore[attr-defined]
 
 
 def test_ranks_figure_rejects_too_few_methods(study):

@@ -26,6 +26,7 @@ from fedpipe.settings.base import Metric
 MAX_LINES_PER_PANEL = 6  #: with more lines, each has its own panel
 REFERENCE_ALGORITHM = "fedavg"  #: gray reference in small multiples. Without it, the first line
 MIN_TITLE_WIDTH = 8.0  #: in em. Titles of narrower panels are smaller
+MIN_BROKEN_WIDTH = 12  #: in letters. Names are not wrapped within words in narrower panels
 REFERENCE_STYLE = {"color": "#A8A8A8", "zorder": 1.5}
 
 
@@ -58,7 +59,8 @@ def build_curves_figure(plan: Plan, frame: pd.DataFrame, metric: Metric = "accur
         point=[results.describe_grid_point(point) for point in _get_grid_points(frame, panel_names)], line=names
     )
     protocols = [name for name in results.list_evaluation_protocols(plan, frame) if name in set(frame["protocol"])]
-    drawn_cells = tuple(cell for cell in plan.cells if cell.algorithm in set(frame["algorithm"]))
+    drawn_algorithms = {*frame["algorithm"]}
+    drawn_cells = tuple(cell for cell in plan.cells if cell.algorithm in drawn_algorithms)
     overrides = results.describe_method_overrides(dataclasses.replace(plan, cells=drawn_cells))
     page = style.PAGES[plan.report.figure_width]
     build = _build_small_multiples if len(lines) > MAX_LINES_PER_PANEL else _build_curve_panels
@@ -115,20 +117,22 @@ def _build_small_multiples(
     figure = Figure(figsize=(page.width, height))
     axes = figure.subplots(rows, columns, squeeze=False)
     marker = "" if frame["round"].nunique() > 1 else "o"  # one round has no line
+    curves = dict(iter(frame.groupby(["point", "line", "protocol"], sort=False)))
+    rounded_values = {key: _round_values(line_rows) for key, line_rows in curves.items()}
     for ax, (point, name) in zip(axes.flat, panels, strict=False):
-        point_rows = frame[frame["point"] == point]
-        panel, reference_rows = (point_rows[point_rows["line"] == line] for line in (name, reference))
         for index, protocol in enumerate(protocols):
-            protocol_rows, reference_curve = (rows[rows["protocol"] == protocol] for rows in (panel, reference_rows))
+            protocol_rows, reference_curve = (
+                curves.get((point, line, protocol), frame.iloc[:0]) for line in (name, reference)
+            )
             line_style = style.get_line_style(index) | {"marker": marker}
             if name != reference and len(protocol_rows):
                 gray_style = line_style | REFERENCE_STYLE | {"label": reference_label}
                 ax.plot(reference_curve["round"], reference_curve["mean"], **gray_style)
             _draw_curve(ax, protocol_rows, format_metric_label(protocol, metric), metric, **line_style)
-        is_same_as_reference = name != reference and any(
-            {name, reference} <= {*group}
-            for group in _find_coinciding_lines(_merge_protocols_into_one_line(point_rows))
+        values, reference_values = (
+            [rounded_values.get((point, line, protocol)) for protocol in protocols] for line in (name, reference)
         )
+        is_same_as_reference = name != reference and any(values) and values == reference_values
         title = f"{lines[name]} = {lines[reference]}" if is_same_as_reference else lines[name]
         size = style.get_small_font_size() * min(1, page.get_panel_width(columns) / MIN_TITLE_WIDTH)
         size = max(size, style.MIN_FONT_SIZE)
@@ -144,16 +148,9 @@ def _build_small_multiples(
     return figure
 
 
-def _merge_protocols_into_one_line(frame: pd.DataFrame) -> pd.DataFrame:
-    """Concatenate the protocols of a line, which are compared together."""
-    return frame.sort_values(["protocol", "round"]).assign(
-        round=lambda rows: rows.groupby("protocol").ngroup() * 10**5 + rows["round"]
-    )
-
-
 def _wrap_title(name: str, point: str, width: int) -> str:
-    """Wrap the title of a panel. Only the grid point, which may have long numbers, is wrapped within words."""
-    lines = [textwrap.fill(line, width, break_long_words=False) for line in name.split("\n")]
+    """Wrap the title of a panel. In a narrow panel, only the grid point is wrapped within words."""
+    lines = [textwrap.fill(line, width, break_long_words=width >= MIN_BROKEN_WIDTH) for line in name.split("\n")]
     return "\n".join([*lines, *textwrap.wrap(point, width)])
 
 
@@ -161,9 +158,13 @@ def _find_coinciding_lines(panel: pd.DataFrame) -> list[list[str]]:
     """Find lines of a panel that are equal in every round, so that only the last is visible."""
     groups: dict[tuple[float, ...], list[str]] = {}
     for name, line_rows in panel.groupby("line", sort=False):
-        values = line_rows[["round", "mean", "std"]].fillna(0).to_numpy().round(9)
-        groups.setdefault(tuple(values.ravel()), []).append(str(name))
+        groups.setdefault(_round_values(line_rows), []).append(str(name))
     return [names for names in groups.values() if len(names) > 1]
+
+
+def _round_values(line_rows: pd.DataFrame) -> tuple[float, ...]:
+    """Round the numbers of a line, so that lines that look equal have equal numbers."""
+    return tuple(line_rows[["round", "mean", "std"]].fillna(0).to_numpy().round(9).ravel())
 
 
 def _label_axes(

@@ -5,6 +5,8 @@ Demšar, Statistical Comparisons of Classifiers over Multiple Data Sets, JMLR 20
 
 from __future__ import annotations
 
+import textwrap
+
 from matplotlib.figure import Figure
 
 from fedpipe.core.errors import ArtifactError
@@ -13,7 +15,8 @@ from fedpipe.report.figures import style
 from fedpipe.report.ranks import RankComparison, build_ranked_table, describe_rank_comparison
 
 MAX_LABELED_RANKS = 15  #: number of ranks up to which each has a label
-ROW_HEIGHT = 1.9  #: height of a method's name, and of a bar, in em
+ROW_HEIGHT = 1.9  #: height of a method's name of one line in em
+TITLE_FRACTION = 0.25  #: maximum width of a line of a method's name, as a fraction of the page's width
 
 
 def write_ranks_figure(data: StudyData) -> None:
@@ -47,10 +50,12 @@ def build_ranks_figure(page: style.Page, comparison: RankComparison, titles: lis
 
 
 def _build_critical_difference_diagram(page: style.Page, comparison: RankComparison, titles: list[str]) -> Figure:
+    titles = [textwrap.fill(title, int(TITLE_FRACTION * page.characters_per_line)) for title in titles]
     k, bars = len(titles), comparison.indistinguishable_groups
     left_count = (k + 1) // 2
     first_row = 1.0 + 0.7 * len(bars)  # rows below the axis of ranks
-    rows = first_row + left_count
+    row_height = max(1.0, 0.7 * max(1 + title.count("\n") for title in titles))
+    rows = first_row + row_height * left_count
     height = min(page.max_height, ROW_HEIGHT * (rows + 6) * page.em_in_inches)
     figure = Figure(figsize=(page.width, height))
     ax = figure.subplots()
@@ -72,8 +77,9 @@ def _build_critical_difference_diagram(page: style.Page, comparison: RankCompari
         ax.plot([ends[0] - overhang, ends[1] + overhang], [y, y], color="black", linewidth=3.5, solid_capstyle="butt")
     for index, (title, rank) in enumerate(zip(titles, comparison.mean_ranks, strict=True)):
         is_left = index < left_count
-        y = first_row + (index if is_left else k - 1 - index) + 0.5
+        y = first_row + row_height * ((index if is_left else k - 1 - index) + 0.5)
         x, side, gap = (1, "right", -0.02 * k) if is_left else (k, "left", 0.02 * k)
         ax.plot([rank, rank, x + gap / 2], [0, y, y], color=style.COLORS[index % len(style.COLORS)], linewidth=1)
-        ax.text(x + gap, y, f"{title}  {rank:.2f}" if is_left else f"{rank:.2f}  {title}", ha=side, va="center")
+        text = f"{title}  {rank:.2f}" if is_left else f"{rank:.2f}  {title}"
+        ax.text(x + gap, y, text, ha=side, va="center", multialignment=side)
     return figure

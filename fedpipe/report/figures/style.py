@@ -174,10 +174,11 @@ def choose_round_ticks(rounds: Iterable[float], max_ticks: int) -> list[float]:
 
 def add_legend(figure: Figure, page: Page, entries: Sequence[tuple[str, Any]]) -> None:
     """Add a legend of texts and their lines above the panels, with rows of equal length."""
-    texts = [text for text, _ in entries]
+    width = int(1.1 * page.characters_per_line)
+    texts = [textwrap.fill(text, width - 9) for text, _ in entries]
     if texts:
         characters = max(map(len, texts)) + 9  # with the line and the gaps
-        rows = -(-len(texts) // max(1, int(1.1 * page.characters_per_line / characters)))
+        rows = -(-len(texts) // max(1, width // characters))
         columns = -(-len(texts) // rows)
         handles = [handle for _, handle in entries]
         figure.legend(handles, texts, loc="outside upper left", ncols=columns, handlelength=3)
@@ -216,8 +217,9 @@ def label_axis_with_names(
 def save_figure(figure: Figure, stem: Path, page: Page) -> None:
     """Write a figure as SVG, PDF and PNG (150 dpi), without date and program in the metadata."""
     with use_matplotlib_style(page):
-        figure.draw_without_rendering()
-        figure.set_layout_engine("none")  # the layout is final
+        if layout_engine := figure.get_layout_engine():
+            layout_engine.execute(figure)
+            figure.set_layout_engine("none")  # the layout is final
         for file_format, (canvas, metadata) in FILE_FORMATS.items():
             buffer = io.BytesIO()
             figure.set_dpi(150)
