@@ -50,12 +50,13 @@ SELECTION_PHRASES = {"test": "test samples", "validation": "clients' validation 
 def build_dvc_metrics(data: StudyData) -> dict[str, Any]:
     """Build one number per method for `dvc exp show`: the mean of the first metric by the first protocol, in its unit.
 
-    A grid adds a level, such as ``{"fedavg": {"alpha=0.1": 71.25}}``. A method without such a model has no number.
+    A grid adds a level, such as ``{"fedavg": {"alpha=0.1": 71.25}}``. A method has no number if it has no such model, or
+    if the mean is infinite.
     """
     numbers: dict[str, Any] = {}
     plan, rows = data.plan, data.reported_rows
-    rows = rows[(rows["metric"] == plan.metrics[0]) & (rows["protocol"] == plan.protocols[0]) & (rows["seeds"] > 0)]
-    for cell in rows.to_dict("records"):
+    rows = rows[(rows["metric"] == plan.metrics[0]) & (rows["protocol"] == plan.protocols[0])]
+    for cell in rows[rows["mean"].abs() < math.inf].to_dict("records"):
         point = results.describe_grid_point({name: cell[name] for name in plan.grid})
         target, name = (numbers.setdefault(cell["algorithm"], {}), point) if point else (numbers, cell["algorithm"])
         target[name] = round(cell["mean"], 2)

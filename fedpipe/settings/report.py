@@ -59,9 +59,9 @@ class Report(Section):
 
     statistics: tuple[Statistic, ...] = Field(
         (),
-        description="Statistics below the table, by the first protocol. statistics.csv has all of them. "
-        "client_std, worst_tenth, lowest: of the clients' accuracies. macro_f1, balanced_accuracy: over classes. "
-        "rounds_to_target, bytes_to_target: until `target`. difference: to `baseline`, paired by seed.",
+        description="Statistics below the table, by the first protocol or a method's own one. statistics.csv has all "
+        "of them. client_std, worst_tenth, lowest: of the clients' accuracies. macro_f1, balanced_accuracy: over "
+        "classes. rounds_to_target, bytes_to_target: until `target`. difference: to `baseline`, paired by seed.",
     )
     target: float | None = Field(
         None, gt=0, le=1, description="Target accuracy over all test samples, such as 0.7 for 70 %."
@@ -69,9 +69,9 @@ class Report(Section):
     baseline: Label | None = Field(None, description="Method of study.algorithms with which others are compared.")
     rank_test: RankTest | None = Field(
         None,
-        description="Friedman test over the columns of the table, by the first protocol, with mean ranks and a "
-        "critical-difference diagram. nemenyi: pairs are compared by their mean ranks. holm: pairs are compared by "
-        "Wilcoxon signed-rank tests with Holm's correction.",
+        description="Friedman test over the columns of the table, by the first protocol or a method's own one, with "
+        "mean ranks and a critical-difference diagram. nemenyi: pairs are compared by their mean ranks. holm: pairs "
+        "are compared by Wilcoxon signed-rank tests with Holm's correction.",
     )
 
     figure_width: FigureWidth = Field(

@@ -131,6 +131,15 @@ def test_infinite_difference_of_two_seeds_has_no_interval(make, baseline_loss, t
     assert cells == ["–", text]
 
 
+def test_dvc_metrics_omit_infinite_mean(make):
+    """JSON has no infinity."""
+    tree = make(["fedavg", "fedprox"], [0])
+    for index, loss in enumerate((1.5, math.inf)):
+        write_metrics(tree, index, [[(0, 4, 0.5, loss, CLIENTS[0][4])]] * 3)
+    tree.change(protocols=(PROTOCOL,), metrics=("nll",))
+    assert tables.build_dvc_metrics(StudyData(tree.plan)) == {"fedavg": 1.5}
+
+
 def test_huge_nll_is_in_scientific_notation(make):
     tree = make(["fedavg"], [0, 1])
     for seed, loss in enumerate((67011889239508705263747072.0, 2e25)):
