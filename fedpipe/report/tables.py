@@ -50,8 +50,8 @@ SELECTION_PHRASES = {"test": "test samples", "validation": "clients' validation 
 def build_dvc_metrics(data: StudyData) -> dict[str, Any]:
     """Build one number per method for `dvc exp show`: the mean of the first metric by the first protocol, in its unit.
 
-    A grid adds a level, such as ``{"fedavg": {"alpha=0.1": 71.25}}``. A method has no number if it has no such model, or
-    if the mean is infinite.
+    A grid adds a level, such as ``{"fedavg": {"alpha=0.1": 71.25}}``. A method has no number if it has no such
+    model, or if the mean is infinite.
     """
     numbers: dict[str, Any] = {}
     plan, rows = data.plan, data.reported_rows
