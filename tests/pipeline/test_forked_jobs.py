@@ -64,7 +64,7 @@ def test_forked_jobs_equal_manually_typed_commands_bit_for_bit(project: Project)
 
 @pytest.mark.slow
 def test_plan_and_all_jobs_are_forks_of_one_server(project: Project) -> None:
-    """The server needs the environment of jobs. Otherwise the jobs would start another server."""
+    """The server needs the environment of jobs. Otherwise the jobs would start another server. This includes `-j`."""
     (project.folder / "sitecustomize.py").write_text(
         "import sys\n"
         "is_served = 'job_server.main' in str(sys.orig_argv)\n"
@@ -78,7 +78,7 @@ def test_plan_and_all_jobs_are_forks_of_one_server(project: Project) -> None:
     assert (project.folder / "begun").read_text() == "plans\n", "a dry run starts no server"
     project.run("bash", "-c", "rm like-*.json")
     project.edit(federation={"rounds": 2})
-    ran = count_jobs(project.snakemake("runs"))
+    ran = count_jobs(project.snakemake("-j", "2", "runs"))
     assert (ran["download"], ran["partition"], ran["segment"]) == (1, 1, 2)
     assert sorted((project.folder / "begun").read_text().split()) == ["plans", "plans", "serves"]
     processes = [json.loads(path.read_text()) for path in project.folder.glob("like-*.json")]

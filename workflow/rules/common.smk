@@ -47,12 +47,13 @@ if workflow.is_main_process:
     if not UNLOCKS:
         snakemake_patches.patch_lock_deletion()
 
-# Planning and local jobs share one import of PyTorch, see fedpipe/cli/job_server.py. Local rules of a cluster don't.
+# Planning and local jobs share one import of PyTorch, see fedpipe/cli/job_server.py. Local rules of a cluster don't. A
+# cluster's profile has `jobs` without `cores`. A local one has `cores`, and maybe `jobs`, if you typed `-j`.
 ENVIRONMENT = {}
 if (
     workflow.is_main_process
     and not (IS_DRY_RUN or UNLOCKS)
-    and workflow.resource_settings.nodes is None
+    and workflow.resource_settings.cores is not None
     and hasattr(os, "pidfd_open")
 ):
     ENVIRONMENT[SNAKEMAKE_PID_VARIABLE] = os.getpid()
