@@ -3,11 +3,11 @@ import copy
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.func import vmap
 
 from fedpipe.core.noise import CHUNK, generate_uniform, generate_uniform_in_chunks
-from fedpipe.models.layers import BatchNorm, Dropout, Mode, replace_stateful_layers
+from fedpipe.models.layers import BatchNorm, BufferRecord, Dropout, Mode, replace_stateful_layers
 from tests import fake_device
 
 
@@ -29,14 +29,19 @@ def test_batch_norm_in_evaluation_equals_pytorch():
     assert torch.equal(ours(x), theirs.eval()(x))
 
 
+def get_statistics(records: list[BufferRecord]) -> dict[str, Tensor]:
+    """Get the running statistics after all calls, by name."""
+    return {record.name: record.new for record in records}
+
+
 def test_batch_norm_training_and_running_statistics_match_pytorch():
     theirs, ours, mode = make_batch_norms()
     x = torch.randn(5, 3, 2, 2, dtype=torch.float64)
-    with mode.activate(True) as recorded:
+    with mode.activate(True) as records:
         y = ours(x)
     torch.testing.assert_close(y, theirs(x), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(recorded["0.running_mean"], theirs.running_mean, rtol=1e-12, atol=0)
-    torch.testing.assert_close(recorded["0.running_var"], theirs.running_var, rtol=1e-12, atol=0)
+    torch.testing.assert_close(get_statistics(records)["0.running_mean"], theirs.running_mean, rtol=1e-12, atol=0)
+    torch.testing.assert_close(get_statistics(records)["0.running_var"], theirs.running_var, rtol=1e-12, atol=0)
 
 
 def test_batch_norm_gradient_includes_batch_statistics():
@@ -55,14 +60,14 @@ def test_batch_norm_keeps_channels_last_layout_and_results(channels):
     x = torch.randn(5, channels, 4, 4, dtype=torch.float64)
     last = x.contiguous(memory_format=torch.channels_last).requires_grad_()
     torch.testing.assert_close(ours(last), copy.deepcopy(theirs).eval()(x), rtol=1e-12, atol=1e-12)
-    with mode.activate(True) as recorded:
+    with mode.activate(True) as records:
         y = ours(last)
     (gradient,) = torch.autograd.grad(y.square().mul(x).sum(), last)
     x.requires_grad_()
     expected = theirs(x)
     torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(gradient, *torch.autograd.grad(expected.square().mul(x.detach()).sum(), x))
-    torch.testing.assert_close(recorded["0.running_var"], theirs.running_var, rtol=1e-12, atol=0)
+    torch.testing.assert_close(get_statistics(records)["0.running_var"], theirs.running_var, rtol=1e-12, atol=0)
     assert y.is_contiguous(memory_format=torch.channels_last)
 
 
@@ -70,11 +75,11 @@ def test_batch_norm_keeps_channels_last_layout_and_results(channels):
 def test_batch_norm_called_twice_updates_statistics_twice(mask):
     theirs, ours, mode = make_batch_norms()
     first, second = torch.randn(2, 5, 3, 2, 2, dtype=torch.float64)
-    with mode.activate(True, mask) as recorded:
+    with mode.activate(True, mask) as records:
         ours(first), ours(second)
     theirs(first), theirs(second)
-    torch.testing.assert_close(recorded["0.running_mean"], theirs.running_mean, rtol=1e-12, atol=0)
-    torch.testing.assert_close(recorded["0.running_var"], theirs.running_var, rtol=1e-12, atol=0)
+    torch.testing.assert_close(get_statistics(records)["0.running_mean"], theirs.running_mean, rtol=1e-12, atol=0)
+    torch.testing.assert_close(get_statistics(records)["0.running_var"], theirs.running_var, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("samples", [1, 3])
@@ -82,13 +87,13 @@ def test_batch_norm_ignores_padding(samples):
     _, ours, mode = make_batch_norms()
     x = torch.randn(5, 3, 2, 2, dtype=torch.float64)
     mask = (torch.arange(5) < samples).double()
-    with mode.activate(True) as expected_statistics:
+    with mode.activate(True) as expected_records:
         expected = ours(x[:samples])
-    with mode.activate(True, mask) as statistics:
+    with mode.activate(True, mask) as records:
         y = ours(x)[:samples]
     torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
-    for name, value in expected_statistics.items():
-        torch.testing.assert_close(statistics[name], value, rtol=1e-12, atol=1e-12)
+    for name, value in get_statistics(expected_records).items():
+        torch.testing.assert_close(get_statistics(records)[name], value, rtol=1e-12, atol=1e-12)
 
 
 def test_batch_norm_of_single_value_returns_bias_and_keeps_statistics():
@@ -97,15 +102,16 @@ def test_batch_norm_of_single_value_returns_bias_and_keeps_statistics():
         layer.bias.copy_(torch.tensor([3.0, -1.0]))
     ours = replace_stateful_layers(nn.Sequential(layer), mode, track=True)
     x = torch.tensor([[5.0, 7.0]], dtype=torch.float64, requires_grad=True)
-    with mode.activate(True) as recorded:
+    with mode.activate(True) as records:
         y = ours(x)
     assert y.tolist() == [[3, -1]]
-    assert recorded == {}
+    assert get_statistics(records)["0.running_mean"].tolist() == [0, 0]
+    assert get_statistics(records)["0.running_var"].tolist() == [1, 1]
     assert torch.autograd.grad(y.sum(), x)[0].isfinite().all()
-    with mode.activate(True, torch.ones(1, dtype=torch.float64)) as recorded:
+    with mode.activate(True, torch.ones(1, dtype=torch.float64)) as records:
         ours(x)
-    assert recorded["0.running_mean"].tolist() == [0, 0]
-    assert recorded["0.running_var"].tolist() == [1, 1]
+    assert get_statistics(records)["0.running_mean"].tolist() == [0, 0]
+    assert get_statistics(records)["0.running_var"].tolist() == [1, 1]
 
 
 def test_batch_norm_without_tracking_uses_batch_statistics_in_evaluation():
@@ -121,12 +127,12 @@ def test_teacher_uses_evaluation_mode_during_training():
     _, ours, mode = make_batch_norms()
     x = torch.randn(4, 3, 2, 2, dtype=torch.float64)
     evaluated = ours(x)
-    with mode.activate(True) as recorded:
+    with mode.activate(True) as records:
         with mode.eval_mode():
             assert torch.equal(ours(x), evaluated)
-        assert recorded == {}
+        assert not records
         assert not torch.equal(ours(x), evaluated)
-        assert set(recorded) == {"0.running_mean", "0.running_var"}
+        assert set(get_statistics(records)) == {"0.running_mean", "0.running_var"}
 
 
 def test_stateful_layers_are_replaced_by_type_at_any_depth():
