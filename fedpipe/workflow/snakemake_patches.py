@@ -9,6 +9,8 @@ patches to send.
 - Scheduler: Snakemake sets an alarm after each selection of jobs, and each alarm causes the next selection. With
   hundreds of jobs the alarms multiply, and Snakemake spends its time on selections
   (``JobScheduler._schedule_reevalutation``).
+- Signals: the handler of SIGTERM waits for a lock of the scheduler. If Snakemake has this lock when the signal arrives,
+  as it does after each job, Snakemake waits for itself forever (``JobScheduler.exit_gracefully``).
 - Records: Snakemake writes the record of an output in place. With DVC's `cache.type` symlink or hardlink the record is
   a link into DVC's cache, which the write would change (``FilePersistence._io_write``). Linked outputs are read-only,
   so Snakemake would never overwrite them (``_IOFile.protected``). After an interrupted `dvc pull` a table may exist
@@ -21,6 +23,7 @@ patches to send.
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +68,17 @@ def patch_scheduler_alarm() -> None:
             set_alarm(scheduler, delay)
 
     JobScheduler._schedule_reevalutation = set_alarm_if_rate_limited
+
+
+def patch_graceful_exit() -> None:
+    """Let Snakemake handle SIGTERM in another thread, which can wait for the scheduler's lock."""
+    _require_snakemake_attributes(JobScheduler, "exit_gracefully")
+    exit_gracefully = JobScheduler.exit_gracefully
+
+    def exit_gracefully_in_thread(scheduler: Any, *_: Any) -> None:
+        threading.Thread(target=exit_gracefully, args=(scheduler,)).start()
+
+    JobScheduler.exit_gracefully = exit_gracefully_in_thread
 
 
 def patch_record_writing() -> None:

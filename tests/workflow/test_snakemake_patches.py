@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ import snakemake_executor_plugin_fedpipe_slurm as slurm_plugin
 from fedpipe.core.errors import SettingsError
 from fedpipe.workflow import snakemake_patches
 from fedpipe.workflow.snakemake_patches import (
+    patch_graceful_exit,
     patch_linked_outputs,
     patch_lock_deletion,
     patch_missing_records,
@@ -33,6 +35,7 @@ from fedpipe.workflow.snakemake_patches import (
 REPLACED = [
     (patch_lock_deletion, FilePersistence, {"_delete_locks"}),
     (patch_scheduler_alarm, JobScheduler, {"_schedule_reevalutation"}),
+    (patch_graceful_exit, JobScheduler, {"exit_gracefully"}),
     (patch_record_writing, FilePersistence, {"_io_write", "_record_path"}),
     (patch_linked_outputs, _IOFile, {"protected"}),
     (patch_missing_records, FilePersistence, {"has_metadata", "metadata", "params_changed"}),
@@ -43,7 +46,31 @@ SOURCES = [
     (slurm_plugin, (Executor, RemoteExecutor)),
 ]
 #: Names without an underscore that are not documented.
-PUBLIC = {"job_rate_limiter", "get_free_jobs", "run_uuid"}
+PUBLIC = {"exit_gracefully", "job_rate_limiter", "get_free_jobs", "run_uuid"}
+#: A workflow whose Snakemake receives SIGTERM while it finishes its first job.
+SNAKEFILE = """
+import os, signal
+from snakemake.jobs import Job
+from fedpipe.workflow import snakemake_patches
+
+snakemake_patches.patch_graceful_exit()
+postprocess = Job.postprocess
+
+async def postprocess_after_signal(job, **options):
+    if job.rule.name == "first":
+        os.kill(os.getpid(), signal.SIGTERM)
+    await postprocess(job, **options)
+
+Job.postprocess = postprocess_after_signal
+
+rule first:
+    output: "first"
+    shell: "touch {output}"
+rule second:
+    input: "first"
+    output: "second"
+    shell: "touch {output}"
+"""
 
 
 @pytest.mark.parametrize(
@@ -88,3 +115,16 @@ def test_parameter_records_are_equal_without_pandas(monkeypatch: pytest.MonkeyPa
     monkeypatch.delitem(sys.modules, "pandas")
     assert [persistence._serialize_param_pandas(value) for value in values[:-1]] == expected[:-1]
     assert "pandas" not in sys.modules
+
+
+@pytest.mark.slow
+def test_snakemake_ends_after_sigterm_that_arrives_while_it_finishes_a_job(tmp_path: Path) -> None:
+    """Without the patch it waits forever. The next call completes the work."""
+    (tmp_path / "Snakefile").write_text(SNAKEFILE)
+    command = [Path(sys.executable).parent / "snakemake", "--cores", "1", "second"]
+    stopped = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert (tmp_path / "first").exists()
+    assert not list(tmp_path.glob(".snakemake/locks/*"))
+    assert "Will exit after finishing currently running jobs" in stopped.stderr
+    subprocess.run(command, cwd=tmp_path, capture_output=True, check=True, timeout=300)
+    assert (tmp_path / "second").exists()

@@ -44,6 +44,7 @@ snakemake_patches.patch_parameter_records()
 if workflow.is_main_process:
     hangup.handle_hangup()
     snakemake_patches.patch_scheduler_alarm()
+    snakemake_patches.patch_graceful_exit()
     if not UNLOCKS:
         snakemake_patches.patch_lock_deletion()
 
