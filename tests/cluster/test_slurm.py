@@ -277,6 +277,7 @@ def test_runs_resume_after_snakemake_is_interrupted_or_killed(clone: Clone, refe
     running.send_signal(signal.SIGINT)
     clone.wait_for(running, check=False)
     assert running.returncode
+    clone.wait_until(lambda: not clone.list_segments(), "SIGINT cancelled the job")
     done = clone.read_round_times()
 
     running = clone.start(*RUNS)
