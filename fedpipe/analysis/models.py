@@ -19,7 +19,7 @@ from fedpipe.engine.clients.executor import ClientTask, Score, Test, activate_ev
 from fedpipe.engine.clients.loop import ClientRun, LoopExecutor
 from fedpipe.engine.run import Run
 from fedpipe.engine.torch_env import numerics
-from fedpipe.models.base import BATCH_COUNTER, FunctionalNetwork, Model, Network
+from fedpipe.models.base import BATCH_COUNTER, FunctionalNetwork, Model, Network, seed_generator
 from fedpipe.settings.execution import Execution
 
 
@@ -81,8 +81,7 @@ def load_model(
     """
     tensors = _get_global_model(run, round_number) if client is None else _get_personal_model(run, round_number, client)
     model_family, algorithm = cast(Model, run.settings.build_model()), cast(Algorithm, run.settings.build_algorithm())
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(run.algorithm.net.entropy % 2**63)  # constants that the network draws
+    with seed_generator(run.algorithm.net.entropy):  # constants that the network draws
         network = algorithm.adapt(
             model_family.build_initial_network(tuple(run.clients.x.shape[1:]), run.clients.classes)
         )

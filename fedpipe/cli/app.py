@@ -44,6 +44,8 @@ def main() -> None:
         typer.echo(f"fedpipe: {error}", err=True)
         sys.exit(2)
     except PermissionError as error:
+        if error.filename is None:  # it is not about a file
+            raise
         typer.echo(f"fedpipe: {format_permission_error(error)}", err=True)
         sys.exit(2)
     except OSError as error:

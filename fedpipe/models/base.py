@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -226,6 +226,14 @@ def _load_file(path: Path) -> dict[str, Any]:
     return dict(load_file(path))
 
 
+@contextmanager
+def seed_generator(entropy: int) -> Iterator[None]:
+    """Seed PyTorch's generator of the CPU within the block, in which a network is built."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(entropy % 2**63)
+        yield
+
+
 class FunctionalNetwork:
     """A network as a pure function of its parameters, as algorithms use it.
 
@@ -301,8 +309,7 @@ class FunctionalNetwork:
         self.has_batch_statistics = any(not layer.track for layer in norm_layers)
 
     def _build_module(self, entropy: int) -> tuple[Network, Mode]:
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(entropy % 2**63)
+        with seed_generator(entropy):
             mode, network = Mode(), self._build()
         for module in network.modules():
             if BATCH_COUNTER in module._buffers:

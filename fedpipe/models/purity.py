@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedpipe.core.errors import SettingsError
-from fedpipe.models.base import Model, Network
+from fedpipe.models.base import Model, Network, seed_generator
 from fedpipe.models.layers import Mode, replace_stateful_layers
 
 KINDS = {True: "token ids", False: "numbers", None: "inputs"}
@@ -62,8 +62,11 @@ def require_pure_network(
         network, twin = (_build_with_same_seed(model, shape, num_classes) for _ in range(2))
     except Exception:  # a file that it reads may be missing until the job runs
         return
-    for tensor_name, value in twin.state_dict().items():
-        if not nn.parameter.is_lazy(value) and not torch.equal(value, network.state_dict()[tensor_name]):
+    tensors, twin_tensors = (dict((*net.named_parameters(), *net.named_buffers())) for net in (network, twin))
+    for tensor_name in tensors | twin_tensors:
+        value, twin_value = tensors.get(tensor_name), twin_tensors.get(tensor_name)
+        is_lazy = value is not None and nn.parameter.is_lazy(value)
+        if value is None or twin_value is None or not (is_lazy or torch.equal(value, twin_value)):
             raise SettingsError(
                 f"model.name: '{name}' draws '{tensor_name}' with random numbers that do not depend on the study's "
                 "seeds. Use PyTorch's, such as those of nn.init, instead of NumPy's or Python's."
@@ -105,8 +108,7 @@ def require_pure_network(
 
 def _build_with_same_seed(model: Model, shape: tuple[int, ...], num_classes: int) -> Network:
     """Build a network with seed 0 of PyTorch's generator."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seed_generator(0):
         return model.build(shape, num_classes)
 
 

@@ -8,7 +8,6 @@ import inspect
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -425,7 +424,6 @@ def test_full_disk_prints_one_message(arguments: tuple[str, ...], target: str) -
         assert "No space left on device" in line
 
 
-@pytest.mark.skipif(bool(AS_USER) and not shutil.which("setpriv"), reason="root may read everything")
 def test_unreadable_results_of_another_user_print_one_message() -> None:
     """For example, another user of the folder has the umask 077."""
     studies.write(studies.settings(), Path())

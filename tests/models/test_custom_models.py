@@ -143,6 +143,18 @@ def unseeded(shape, classes):
     return body, head
 
 
+def unseeded_constant(shape, classes):
+    body, head = wrap(nn.Identity())
+    body.register_buffer("constant", head.weight.detach() * random.random(), persistent=False)
+    return body, head
+
+
+def unseeded_names(shape, classes):
+    body, head = wrap(nn.Identity())
+    body.register_buffer(f"constant{random.getrandbits(60)}", head.bias.detach())
+    return body, head
+
+
 def rrelu(shape, classes):
     return wrap(nn.RReLU())
 
@@ -287,6 +299,8 @@ def test_custom_model_with_wrong_shapes_is_rejected() -> None:
     ("name", "message"),
     [
         ("unseeded", r"'own_models\.unseeded' draws 'head\.weight' with random numbers that do not depend on"),
+        ("unseeded_constant", r"'own_models\.unseeded_constant' draws 'body\.constant' with random numbers"),
+        ("unseeded_names", r"'own_models\.unseeded_names' draws 'body\.constant\d+' with random numbers"),
         ("noise", r"the layer 'body\.3' \(Noise\) of 'own_models\.noise' draws random numbers .*nn\.Dropout"),
         ("rrelu", r"the layer 'body\.3' \(RReLU\) of .* draws random numbers"),
         ("attention", r"the layer 'body\.3\.1\.self_attn' \(MultiheadAttention\) of .* draws random numbers"),
