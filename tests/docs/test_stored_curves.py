@@ -1,0 +1,101 @@
+"""The tables of docs/papers.md that average over rounds, computed again from the stored curves."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import pandas as pd
+import pytest
+
+from tests.docs.page_blocks import ROOT, read
+
+PAPERS = ROOT / "studies/papers"
+ROUND_11_TO_20, ROUND_26_TO_50 = slice(11, 20), slice(26, 50)
+
+
+@functools.cache
+def read_curves(table: str, protocol: str) -> pd.DataFrame:
+    """Accuracy in percent, one row per round and one column per point, algorithm and seed."""
+    runs, curves = (pd.read_csv(PAPERS / f"{table}.{kind}.csv", index_col="id") for kind in ("runs", "accuracies"))
+    curves = curves[curves["protocol"] == protocol]
+    columns = {}
+    for run, row in curves.iterrows():
+        first, last = map(int, row["rounds"].split("-"))
+        accuracies = [100 * float(accuracy) for accuracy in row["accuracies"].split()]
+        name = (runs.at[run, "point"], runs.at[run, "algorithm"], runs.at[run, "seed"])
+        columns[name] = pd.Series(accuracies, index=range(first, last + 1))
+    return pd.DataFrame(columns)
+
+
+def read_table(first_cell: str) -> dict[str, list[str]]:
+    """Return the cells behind the first of each row of the table whose heading begins with these cells."""
+    lines = read("docs/papers.md").splitlines()
+    (heading,) = [number for number, line in enumerate(lines) if line.startswith(first_cell)]
+    rows = {}
+    for line in lines[heading + 2 :]:
+        if not line.startswith("|"):
+            break
+        name, *cells = line.strip("| ").split(" | ")
+        rows[name] = cells
+    return rows
+
+
+def parse_numbers(text: str) -> list[float]:
+    return [float(number.replace("−", "-")) for number in re.findall(r"[+−]?\d+\.\d+", text)]
+
+
+def test_differences_of_pfps_lwc_match_stored_curves() -> None:
+    table = read_table("| | P = 0.3 | P = 0.5 | P = 0.7 |")
+    for number, participation in enumerate(("0.3", "0.5", "0.7")):
+        point = f"participation={participation}, alpha=0.5"
+        received, trained = (
+            read_curves("pfps_lwc/measured/table2", protocol)[point].droplevel(1, axis="columns")
+            for protocol in ("personal-on-local", "kept-on-local")
+        )
+        lead, trained_lead = (curves["pfps_lwc"] - curves["fedper"] for curves in (received, trained))
+        measured = [
+            received.at[20, "fedper"],
+            received.at[20, "pfps_lwc"],
+            lead[20],
+            lead.loc[ROUND_11_TO_20].mean(),
+            trained_lead.loc[ROUND_11_TO_20].mean(),
+        ]
+        printed = [parse_numbers(cells[number])[0] for cells in table.values()]
+        assert printed == pytest.approx(measured, abs=0.0501), point
+
+
+def test_parts_of_pfps_lwc_match_stored_curves() -> None:
+    curves = read_curves("pfps_lwc/measured/table5", "personal-on-local")["data=CIFAR-10, participation=0.3"]
+    fedper = curves["fedper", 0].loc[ROUND_11_TO_20].mean()
+    rows = zip(
+        read_table("| | last round | rounds 11 to 20 |").items(), ("fedper", "plt", "lwc", "pfps_lwc"), strict=True
+    )
+    for (name, cells), algorithm in rows:
+        mean = curves[algorithm, 0].loc[ROUND_11_TO_20].mean()
+        measured = [curves.at[20, (algorithm, 0)], mean, *([mean - fedper] if algorithm != "fedper" else [])]
+        assert [number for cell in cells[:3] for number in parse_numbers(cell)] == pytest.approx(
+            measured, abs=0.0501
+        ), name
+
+
+@pytest.mark.parametrize("protocol", ["global-on-global", "kept-on-global"])
+def test_rounds_of_feddw_match_stored_curves(protocol: str) -> None:
+    curves = read_curves("feddw/measured/table1", protocol)["data=CIFAR-10, environment=pathological"]
+    fedavg = curves["fedavg", 0]
+    tested = 0
+    for name, (_, last, mean_and_range, lead) in read_table("| method | published | last round | rounds 26").items():
+        algorithm = name.lower().replace("-", "")
+        is_personal = lead == "–" and algorithm not in ("fedavg", "perfedavg")
+        if is_personal != (protocol == "kept-on-global"):
+            continue
+        curve, difference = curves[algorithm, 0], curves[algorithm, 0] - fedavg
+        measured = [curve[50]]
+        for text, values in ((mean_and_range, curve.loc[ROUND_26_TO_50]), (lead, difference.loc[ROUND_26_TO_50])):
+            if text != "–":
+                measured += [values.mean(), values.min(), values.max()][: len(parse_numbers(text))]
+        assert [number for cell in (last, mean_and_range, lead) for number in parse_numbers(cell)] == pytest.approx(
+            measured, abs=0.0501
+        ), name
+        tested += 1
+    assert tested == {"global-on-global": 7, "kept-on-global": 5}[protocol]
