@@ -24,7 +24,7 @@ from fedpipe.core.storage.files import is_stored, read_json
 from fedpipe.core.storage.layout import MergedRoundFiles, RunFiles
 from fedpipe.planning.plan import Plan, PlannedRun
 from fedpipe.report import results
-from fedpipe.report.words import format_duration
+from fedpipe.report.words import format_duration, format_metric_label
 from snakemake_logger_plugin_fedpipe import RECORDS_FOLDER, read_records
 from snakemake_logger_plugin_fedpipe.progress import read_log_tail
 
@@ -53,8 +53,8 @@ class RunProgress:
     rounds, total
         Complete rounds, and rounds of the study.
     accuracy
-        Accuracy in [0, 1] over all test samples in the last evaluated round, by the study's first protocol. NaN if the
-        method has no such model, None before the first evaluation.
+        Accuracy in [0, 1] over all test samples in the last evaluated round, by the protocol with which the table
+        reports the method. NaN if the method has no such model, None before the first evaluation.
     seconds
         Mean seconds of the last rounds.
     curves
@@ -227,6 +227,21 @@ def describe_run_configurations(plan: Plan) -> list[str]:
     ]
 
 
+def get_reported_protocol(plan: Plan, label: str) -> str:
+    """Get the protocol with which the table reports a method: its own one, or the study's first."""
+    return plan.get_method_protocol(label, plan.protocols[0])
+
+
+def describe_reported_metrics(plan: Plan) -> str:
+    """Describe the study's first metric, followed by the methods that the table reports with another one."""
+    titles_by_protocol: dict[str, list[str]] = {plan.protocols[0]: []}
+    for label in plan.algorithms:
+        titles_by_protocol.setdefault(get_reported_protocol(plan, label), []).append(plan.get_method_title(label))
+    (first_protocol, _), *others = titles_by_protocol.items()
+    notes = [f"{', '.join(titles)}: {format_metric_label(protocol)}" for protocol, titles in others]
+    return ". ".join([format_metric_label(first_protocol), *notes])
+
+
 def format_run_names(plan: Plan) -> dict[Path, str]:
     """Name each run of :func:`sort_runs` by its configuration and seed, by path."""
     configurations = zip(sort_runs(plan), describe_run_configurations(plan), strict=True)
@@ -328,10 +343,10 @@ def _measure_complete_run(plan: Plan, run: PlannedRun, name: str, has_curves: bo
 
 
 def _get_last_accuracy(plan: Plan, run: PlannedRun, curves: Mapping[int, Mapping[str, float]]) -> float | None:
-    """Get the accuracy by the study's first protocol in the last evaluated round."""
+    """Get the accuracy by the method's reported protocol in the last evaluated round."""
     if not curves or run.path in plan.draw_run_paths:
         return None
-    return curves[max(curves)].get(plan.protocols[0], math.nan)
+    return curves[max(curves)].get(get_reported_protocol(plan, run.algorithm), math.nan)
 
 
 def _join_distinct_texts(texts: Iterable[str]) -> str:

@@ -83,6 +83,7 @@ class Configuration:
 
     name: str
     runs: list[RunProgress]
+    protocol: str  #: with which the table reports the algorithm
 
     @cached_property
     def counted_runs(self) -> list[RunProgress]:
@@ -114,7 +115,9 @@ class StudyProgress:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan.add_search_results(has_draws=True)
         self.runs, self.failures = status.load_run_progress(self.plan, has_curves=True)
-        self.partitions = [run.partition for run in status.sort_runs(self.plan)]
+        planned_runs = status.sort_runs(self.plan)
+        self.partitions = [run.partition for run in planned_runs]
+        self.protocols = [status.get_reported_protocol(self.plan, run.algorithm) for run in planned_runs]
 
     @property
     def name(self) -> str:
@@ -152,18 +155,19 @@ class StudyProgress:
     @cached_property
     def configurations(self) -> list[Configuration]:
         """All configurations, in the order of the study."""
-        runs_by_name: dict[str, list[RunProgress]] = {}
-        for run, name in zip(self.runs, status.describe_run_configurations(self.plan), strict=True):
-            runs_by_name.setdefault(name, []).append(run)
-        return [Configuration(name, runs) for name, runs in runs_by_name.items()]
+        configurations: dict[str, Configuration] = {}
+        names = status.describe_run_configurations(self.plan)
+        for run, name, protocol in zip(self.runs, names, self.protocols, strict=True):
+            configurations.setdefault(name, Configuration(name, [], protocol)).runs.append(run)
+        return [*configurations.values()]
 
     @cached_property
     def ranked_configurations(self) -> list[Configuration]:
-        """Configurations with an accuracy, the highest mean by the study's first protocol first."""
+        """Configurations with an accuracy, the highest mean of the reported accuracy first."""
         means = {
             configuration.name: statistics.fmean(accuracies) if accuracies else -math.inf
             for configuration in self.configurations
-            if (accuracies := configuration.compute_last_accuracies(self.plan.protocols[0]))
+            if (accuracies := configuration.compute_last_accuracies(configuration.protocol))
             or any(run.curves for run in configuration.runs)
         }
         begun = [configuration for configuration in self.configurations if configuration.name in means]
@@ -185,8 +189,7 @@ class StudyProgress:
     @cached_property
     def run_rows(self) -> list[Row]:
         """Rows of the table of runs, active runs first."""
-        protocol = self.plan.protocols[0]
-        low, high = self._get_accuracy_range(protocol)
+        low, high = self._get_accuracy_range(self.protocols)
         rows = [
             Row(
                 run,
@@ -194,8 +197,8 @@ class StudyProgress:
                 _format_polyline_points(run, protocol, low, high, SPARKLINE_SIZE, SPARKLINE_POINTS),
                 self.partition_links.get(partition),
             )
-            for run, description, partition in zip(
-                self.runs, status.list_run_descriptions(self.plan), self.partitions, strict=True
+            for run, description, protocol, partition in zip(
+                self.runs, status.list_run_descriptions(self.plan), self.protocols, self.partitions, strict=True
             )
         ]
         return sorted(rows, key=lambda row: RUN_STATES.index(row.run.state))
@@ -231,18 +234,18 @@ class StudyProgress:
         """Whether the tables contain the runs of the plan, and not those of an earlier plan."""
         return not contents.find_outdated_files(contents.build_run_key_files(self.plan))
 
-    def _get_accuracy_range(self, protocol: str) -> tuple[float, float]:
-        """Get the lowest and the highest accuracy of all curves in percent."""
+    def _get_accuracy_range(self, protocols: list[str]) -> tuple[float, float]:
+        """Get the lowest and the highest accuracy in percent of all curves, by the protocol of each run."""
         accuracies = [
             100 * accuracies[protocol]
-            for run in self.runs
+            for run, protocol in zip(self.runs, protocols, strict=True)
             for accuracies in run.curves.values()
             if protocol in accuracies
         ]
         return (min(accuracies), max(accuracies)) if accuracies else (0.0, 100.0)
 
     def _draw_chart(self, protocol: str) -> Chart:
-        ticks = choose_axis_ticks(*self._get_accuracy_range(protocol))
+        ticks = choose_axis_ticks(*self._get_accuracy_range([protocol] * len(self.runs)))
         low, high = ticks[0], ticks[-1]
         lines = [
             Line(run.name, self.css_color_classes.get(configuration.name, "rest"), points)
@@ -365,7 +368,10 @@ def _build_template_environment() -> jinja2.Environment:
         name: globals()[name]
         for name in ("COLOR_COUNT", "CHART_SIZE", "SPARKLINE_SIZE", "OPEN_ROWS", "LISTED_FAILURES", "LISTED_PARTITIONS")
     }
-    functions = {function.__name__: function for function in (format_accuracy, format_duration, format_metric_label)}
+    functions = {
+        function.__name__: function
+        for function in (format_accuracy, format_duration, format_metric_label, status.describe_reported_metrics)
+    }
     style = (folder / "status_page.css").read_text(encoding="utf-8")
     environment.globals |= constants | functions | {"style": style}
     return environment

@@ -17,7 +17,7 @@ from rich.text import Text
 from fedpipe.planning.plan import Plan
 from fedpipe.report import status
 from fedpipe.report.status import Failure, RunProgress
-from fedpipe.report.words import DASH, format_duration, format_metric_label
+from fedpipe.report.words import DASH, format_duration
 
 STYLES = {"failed": "bold red", "running": "green", "queued": "cyan", "stopped": "yellow", "waiting": "dim", "done": ""}
 BAR_WIDTHS = range(5, 21)  #: characters of a progress bar
@@ -81,7 +81,7 @@ def render_progress_table(
     return Group(
         *map(Text, status.summarize_progress(runs, width)),
         *map(Text, status.describe_search_progress(plan)),
-        Text(f"accuracy: {format_metric_label(plan.protocols[0])}"),
+        Text(f"accuracy: {status.describe_reported_metrics(plan)}"),
         table,
         *hidden_note,
         *failure_lines,

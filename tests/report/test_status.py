@@ -348,6 +348,25 @@ def test_progress_table_shows_dash_for_method_without_first_protocol() -> None:
     assert {row[0]: "–" in row for row in rows} == {"FedAvg": False, "Local": True, "FedProx": False}
 
 
+def test_progress_table_shows_protocol_of_each_method() -> None:
+    """As the table of results: Local has no global model, and its own protocol."""
+    study = studies.settings(("fedavg", "local"), 1, algorithms={"local": {"protocol": "personal-on-local"}})
+    plan = studies.prepare(study)
+    for run in studies.open_runs(plan):
+        list(run.run_segment(1))
+    _, metric, *_ = render_table(plan).splitlines()
+    assert metric.split(". ") == [
+        "accuracy: Global test accuracy (global model)",
+        "Local: Local test accuracy (personalized)",
+    ]
+    for run, progress, protocol in zip(
+        plan.runs, status.load_run_progress(plan)[0], ("global-on-global", "personal-on-local"), strict=True
+    ):
+        table = files.read_parquet(run.files.get_round_files(1).metrics).to_pandas()
+        sums = table[table["protocol"] == protocol][["correct", "total"]].sum()
+        assert progress.accuracy == sums["correct"] / sums["total"]
+
+
 LONG_NAMES = {
     "algorithms": {
         "fedavg": {},

@@ -206,6 +206,22 @@ def test_status_page_colors_only_best_configurations() -> None:
     assert PAGE.read_text().count('<polyline class="rest"') == len(plan.protocols) * 2 + 2
 
 
+def test_status_page_ranks_methods_by_reported_protocol() -> None:
+    """FedAvg's global model and Local's models are next to each other, as in the table."""
+    study = studies.settings(("fedavg", "local"), 1, algorithms={"local": {"protocol": "personal-on-local"}})
+    plan = studies.prepare(study)
+    for run in studies.open_runs(plan):
+        list(run.run_segment(1))
+    (progress,) = status_page.write_status_page([plan], [], PAGE)
+    fedavg, local = progress.configurations
+    assert (fedavg.protocol, local.protocol) == ("global-on-global", "personal-on-local")
+    accuracies = [item.compute_last_accuracies(item.protocol)[0] for item in (fedavg, local)]
+    assert accuracies == [run.accuracy for run in progress.runs]
+    assert accuracies[0] != accuracies[1]
+    assert progress.ranked_configurations == ([fedavg, local] if accuracies[0] > accuracies[1] else [local, fedavg])
+    assert [len(row.curve.split()) for row in progress.run_rows] == [1, 1], "each run has a curve"
+
+
 def test_configuration_mean_uses_begun_runs_only_if_none_is_complete() -> None:
     """A seed that has just begun does not lower the accuracy of its configuration."""
 
@@ -215,10 +231,10 @@ def test_configuration_mean_uses_begun_runs_only_if_none_is_complete() -> None:
 
     waiting = status.RunProgress("run", "waiting", 0, 40, None, None)
     begun = [make_progress("running", 3, 0.25), make_progress("stopped", 30, 0.75), waiting]
-    configuration = status_page.Configuration("FedAvg", begun)
+    configuration = status_page.Configuration("FedAvg", begun, "global-on-global")
     assert configuration.format_last_accuracy("global-on-global") == "50.00 ± 35.36"
     assert configuration.counted_round_range == "3–30"
-    configuration = status_page.Configuration("FedAvg", [*begun, make_progress("done", 40, 0.9)])
+    configuration = status_page.Configuration("FedAvg", [*begun, make_progress("done", 40, 0.9)], "global-on-global")
     assert configuration.format_last_accuracy("global-on-global") == "90.00"
     assert configuration.counted_round_range == "40"
 
