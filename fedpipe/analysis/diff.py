@@ -51,13 +51,11 @@ def _describe_planned_runs() -> str:
 def diff_runs(first: RunFiles, second: RunFiles) -> str:
     """Describe the settings that differ, and by protocol the first round with different accuracies."""
     lines = [f"{'':<36}{first.path.name:<24}{second.path.name}"]
-    first_settings, second_settings = (
-        flatten_settings(dataclasses.asdict(RunSettings.read(run.settings))) for run in (first, second)
-    )
-    for name in dict.fromkeys([*first_settings, *second_settings]):
-        values = [str(settings.get(name, DASH)) for settings in (first_settings, second_settings)]
-        if values[0] != values[1]:
-            lines.append(f"{name:<36}{values[0]:<24}{values[1]}")
+    settings = [flatten_settings(dataclasses.asdict(RunSettings.read(run.settings))) for run in (first, second)]
+    for name in dict.fromkeys([*settings[0], *settings[1]]):
+        first_value, second_value = (str(run_settings.get(name, DASH)) for run_settings in settings)
+        if first_value != second_value:
+            lines.append(f"{name:<36}{first_value:<24}{second_value}")
     if len(lines) == 1:
         lines.append("The settings are the same.")
     return "\n".join([*lines, "", _describe_first_state_difference(first, second), *_compare_accuracies(first, second)])

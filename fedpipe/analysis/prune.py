@@ -85,11 +85,9 @@ def find_unneeded_files() -> list[UnneededFiles]:
         try:
             run_settings = RunSettings.read(settings)
         except ArtifactError:  # written by another version of fedpipe: it may need any of them
-            needed_partitions, needed_data, needed_features = (
-                needed_partitions | partition_folders,
-                needed_data | dataset_files,
-                needed_features | feature_files,
-            )
+            needed_partitions |= partition_folders
+            needed_data |= dataset_files
+            needed_features |= feature_files
             continue
         needed_partitions.add(layout.get_assignment_path(compute_json_digest(run_settings.partition_settings)).parent)
         needed_data.add(store.get_stored_dataset_path(run_settings.dataset))
@@ -172,9 +170,8 @@ def _find_committed_keys() -> set[str]:
     object_list = _run_command("git", "rev-list", "--all", "HEAD", "--objects", "--full-history", "--", keys)
     blobs = [line.partition(" ")[0] for line in object_list.splitlines() if line.endswith(".json")]
     blob_contents = _run_command("git", "cat-file", "--batch=%(objectname)", stdin_text="\n".join(blobs))
-    return {
-        *re.findall(f'"({KEY_PATTERN})"', blob_contents)
-    }  # also those of a merge that was committed with its conflicts
+    # Also those of a merge that was committed with its conflicts.
+    return {*re.findall(f'"({KEY_PATTERN})"', blob_contents)}
 
 
 def _iter_snakemake_records() -> Iterator[tuple[Path, str]]:

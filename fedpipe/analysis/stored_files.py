@@ -35,9 +35,8 @@ def require_stored_state(files: RunFiles, round_number: int, client: int | None 
     def is_stored(round_number: int) -> bool:
         if client is None:
             return files.get_round_files(round_number).server_state.is_file()
-        last_trained_round = read_json(files.get_round_files(round_number).complete_states_marker)["last"][
-            client
-        ]  # the round that stores its state
+        last_trained_rounds = read_json(files.get_round_files(round_number).complete_states_marker)["last"]
+        last_trained_round = last_trained_rounds[client]  # it stores the client's state
         last_trained_files = files.get_round_files(last_trained_round)
         return (
             last_trained_round < 0

@@ -137,10 +137,8 @@ def prune_files(yes: Annotated[bool, typer.Option("--yes", help="Remove without 
     from fedpipe.report import words
 
     unneeded_files = lineage.find_unneeded_files()
-    removable_files, uncached_files = (
-        [files for files in unneeded_files if bool(files.uncached_count) == is_uncached]
-        for is_uncached in (False, True)
-    )
+    removable_files = [files for files in unneeded_files if not files.uncached_count]
+    uncached_files = [files for files in unneeded_files if files.uncached_count]
     for files in uncached_files:
         typer.echo(
             f"{files} ({words.format_bytes(files.size)}) is not in DVC's cache, so it is kept. Type `dvc commit`, or "

@@ -260,9 +260,8 @@ class DerivedStudy:
             else:
                 _set_setting(settings, override.key.split("."), override.parse_value(parse_text), override)
                 for changes in presets:
-                    if any(
-                        grid.is_key_within_section(override.key, key) for key in changes
-                    ):  # a preset's section is set before
+                    # A preset's section is set before.
+                    if any(grid.is_key_within_section(override.key, key) for key in changes):
                         changes[override.key] = override.parse_value(parse_text)
 
     def _reject_overrides_without_effect(self, preset: str) -> None:

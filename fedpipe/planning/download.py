@@ -302,9 +302,8 @@ def _write_key_into_study(
     if not isinstance(node, yaml.MappingNode) or not node.value:
         return False
     if any(name.value == key for name, _ in node.value):
-        return bool(
-            _get_nested_mapping(loader.read_params(params), key_path)[key] == entry
-        )  # an alias has added the key
+        # An alias has added the key.
+        return bool(_get_nested_mapping(loader.read_params(params), key_path)[key] == entry)
     if node.flow_style:
         end = node.value[0][1].end_mark.index
         edited_text = f"{text[:end]}, {key}: {value}{text[end:]}"

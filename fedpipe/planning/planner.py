@@ -86,12 +86,10 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
     download_command = format_download_command(path)
     study_settings = loader.read_params(path) if settings is None else settings
     raw, preset_changes = parser.apply_preset(study_settings, preset, download_command)
-    has_preset_files = any(
-        key.partition(".")[0] in PINNABLE_SECTIONS for key in preset_changes
-    )  # no command declares files of the preset
-    study_params = parser.parse_params(
-        raw, None if has_preset_files else download_command, obtain_command=download_command
-    )
+    # No command declares files of the preset.
+    has_preset_files = any(key.partition(".")[0] in PINNABLE_SECTIONS for key in preset_changes)
+    declare_command = None if has_preset_files else download_command
+    study_params = parser.parse_params(raw, declare_command, obtain_command=download_command)
     draft = _PlanDraft(study_params, grid.collect_grid_keys(study_params, preset_changes))
     search.check_tune_section(study_params, preset_changes, draft.grid_keys)
     for point in grid.iterate_grid_points(study_params):
@@ -200,9 +198,8 @@ class _PlanDraft:
 
         algorithms, seeds = self.study_params.study.algorithms, self.study_params.study.seeds
         params_by_label = {label: params for label, (params, _) in settings_by_label.items()}
-        for params in {
-            id(params): params for params in params_by_label.values()
-        }.values():  # many algorithms share settings
+        # Many algorithms share settings.
+        for params in {id(params): params for params in params_by_label.values()}.values():
             self.params.append(params)
             self.warnings += params.warnings
             self.fingerprints |= {

@@ -126,9 +126,8 @@ class Schedule(Choice):
 HeldOut = Annotated[float, Field(ge=0, lt=1)] | tuple[ClientNumber, ...]
 
 
-class Federation(
-    Section
-):  # declare a new field by `make_field_omitted_at_default`, because all others are in runs' keys
+# Declare a new field by `make_field_omitted_at_default`, because all others are in runs' keys.
+class Federation(Section):
     """Clients, rounds, local training and aggregation."""
 
     clients: int = Field(

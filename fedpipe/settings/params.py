@@ -27,20 +27,10 @@ from fedpipe.settings.study import Study
 from fedpipe.settings.transforms import Transforms
 from fedpipe.settings.tune import Tune
 
-KEYWISE_SECTIONS = (
-    "federation",
-)  #: sections that you can't set as a whole, because missing keys would get their defaults
-
-
-STUDY_WIDE_SECTIONS = (
-    "study",
-    "execution",
-    "artifacts",
-    "report",
-    "presets",
-    "diagnostics",
-    "tune",
-)  #: sections that are the same for the whole study
+#: Sections that you can't set as a whole, because missing keys would get their defaults.
+KEYWISE_SECTIONS = ("federation",)
+#: Sections that are the same for the whole study.
+STUDY_WIDE_SECTIONS = ("study", "execution", "artifacts", "report", "presets", "diagnostics", "tune")
 
 
 def _check_presets(presets: dict[str, Any]) -> dict[str, Any]:

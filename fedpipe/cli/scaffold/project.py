@@ -26,12 +26,8 @@ PROJECT_FILES = (
     "params.schema.json",
     "params.yaml",
 )
-USER_FILES = (
-    "params.yaml",
-    ".gitignore",
-    ".dvc/config",
-    "own.py",
-)  #: files that belong to the user and are never updated
+#: Files that belong to the user and are never updated.
+USER_FILES = ("params.yaml", ".gitignore", ".dvc/config", "own.py")
 PROFILE_LINKS = {"slurm": "workflow/profiles/slurm"}  #: links for short profile names, `--profile slurm`
 BUNDLE_FOLDER = "bundled"  #: folder with these files in an installed wheel
 RECORD_PATH = Path("workflow/laid_out.json")  #: version, and the SHA-256 of each created file
