@@ -58,7 +58,7 @@ def collect_grid_keys(study_params: Params, preset_changes: dict[str, Any]) -> d
                 "algorithm, or remove it from the grid."
             )
     for (name, key), (other, other_key) in _iterate_conflicting_key_pairs(study_params, keys_by_name):
-        if is_key_within_section(key, other_key) or is_key_within_section(other_key, key):
+        if do_keys_overlap(key, other_key):
             setters = f"'{name}' and '{other}' set" if name != other else f"'{name}' sets"
             keys_text = f"'{key}'" if key == other_key else f"'{key}' and '{other_key}', which overlap"
             raise SettingsError(f"study.grid: {setters} {keys_text}. Set each key once.")
@@ -192,21 +192,19 @@ def is_key_within_section(key: str, section: str) -> bool:
     return f"{key}.".startswith(f"{section}.")
 
 
+def do_keys_overlap(key: str, other: str) -> bool:
+    """Whether two dotted keys are equal, or one is a section that contains the other."""
+    return is_key_within_section(key, other) or is_key_within_section(other, key)
+
+
 def _check_grid_key(name: str, key: str, study_params: Params) -> None:
     location = f"study.grid.{name}" if isinstance(study_params.study.grid[name], dict) else "study.grid"
     reject_unknown_key(location, key, study_params)
-    fixed_section = next(
-        (
-            section
-            for section in STUDY_WIDE_SECTIONS
-            if is_key_within_section(key, section) or is_key_within_section(section, key)
-        ),
-        None,
-    )
-    if fixed_section:
-        raise SettingsError(
-            f"{location}: '{key}' can't be varied, because {fixed_section} applies to the whole study. Remove it."
-        )
+    for section in STUDY_WIDE_SECTIONS:
+        if do_keys_overlap(key, section):
+            raise SettingsError(
+                f"{location}: '{key}' can't be varied, because {section} applies to the whole study. Remove it."
+            )
     if is_key_within_section(key, "algorithms") and key.endswith((".protocol", ".title")):
         raise SettingsError(
             f"{location}: '{key}' can't be varied, because a table shows one protocol and one title per method. "
@@ -218,14 +216,12 @@ def _check_grid_key(name: str, key: str, study_params: Params) -> None:
             f"Vary single keys, such as {key}.rounds."
         )
     for label in study_params.study.algorithms:
-        method_key = next(
-            (one for one in study_params.algorithms[label].options.overrides if is_key_within_section(key, one)), None
-        )
-        if method_key:
-            raise SettingsError(
-                f"{location}: '{key}' has no effect on {label}, because algorithms.{label}.overrides sets "
-                f"'{method_key}'. Remove one of them."
-            )
+        for method_key in study_params.algorithms[label].options.overrides:
+            if is_key_within_section(key, method_key):
+                raise SettingsError(
+                    f"{location}: '{key}' has no effect on {label}, because algorithms.{label}.overrides sets "
+                    f"'{method_key}'. Remove one of them."
+                )
 
 
 def reject_unknown_key(location: str, key: str, study_params: Params) -> None:
