@@ -30,7 +30,7 @@ from fedpipe.core.yaml_text import format_yaml
 from fedpipe.data import store
 from fedpipe.planning import diagnostics, grid, partition, search
 from fedpipe.planning.new_clients import check_new_clients, check_reported_clients, list_reported_protocols
-from fedpipe.planning.plan import Cell, Plan, PlannedRun
+from fedpipe.planning.plan import Cell, Plan, PlannedRun, add_run
 from fedpipe.planning.rank_test import check_rank_test
 from fedpipe.planning.run_settings import RunSettings
 from fedpipe.planning.rungs import TUNED, TUNING, UNTUNED, Candidate, PlannedSearch, PlannedTuning, Rung
@@ -327,8 +327,7 @@ class _PlanDraft:
         )
         self.held_out.setdefault(run.partition, set()).add(params.federation.draw_held_out_clients(run.seed))
         self._add_run_settings(label, params, settings)
-        other = self.runs.get((label, run.key), run)
-        self.runs[label, run.key] = run if run.rounds > other.rounds else other
+        add_run(self.runs, (label, run.key), run)
         return run
 
     def _add_run_settings(self, label: str, params: Params, settings: RunSettings, is_assumed: bool = False) -> None:
