@@ -22,12 +22,9 @@ if TYPE_CHECKING:
 def read_plan(params: Path, preset: str) -> Plan:
     """Read the plan of a study. Raises an error if it is missing or if `params` is a folder."""
     require_single_study(params, preset)
-    plan_path = StudyFiles.from_params(params, preset).plan
-    if not plan_path.is_file():
-        if not params.is_file():
-            raise SettingsError(f"{params}: the file does not exist. Change to the folder that contains it.")
-        raise ArtifactError(f"{plan_path} is missing. Type `{layout.format_run_command(params, preset)}` first.")
-    return Plan.read(plan_path)
+    if not params.is_file() and not StudyFiles.from_params(params, preset).plan.is_file():
+        raise SettingsError(f"{params}: the file does not exist. Change to the folder that contains it.")
+    return Plan.read_study(params, preset)
 
 
 def parse_derived_study(params: Path, preset: str, overrides: Sequence[str]) -> DerivedStudy:

@@ -217,10 +217,11 @@ class DerivedStudy:
 
     def _add_head(self, body: str) -> str:
         """Add the two lines with the origin of the settings and their hash."""
+        digest = hashlib.sha256(body.encode()).hexdigest()[:DIGEST_LENGTH]
         return (
             f"# fedpipe derived this study from {self.base} with {self.command_options}\n"
             f"# The same option derives it again after {self.base} has changed, but never if you edited the lines "
-            f"below: {hashlib.sha256(body.encode()).hexdigest()[:DIGEST_LENGTH]}\n{body}"
+            f"below: {digest}\n{body}"
         )
 
     def _apply_overrides_to_base_text(self) -> str:

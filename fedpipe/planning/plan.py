@@ -172,7 +172,7 @@ class Plan:
     repositories: Annotated[dict[Key, str], Field(exclude_if=not_)] = field(default_factory=dict)
     held_out_notes: tuple[str, ...] = ()  #: sentences about clients that are held out, for captions
     drift_notes: tuple[str, ...] = ()  #: sentences about concept drifts, for captions
-    tuning: PlannedTuning | None = None  #: the draws of section `tune`
+    tuning: Annotated[PlannedTuning | None, Field(exclude_if=not_)] = None  #: the draws of section `tune`
 
     @property
     def keep_models(self) -> str | int:
@@ -297,8 +297,6 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """Convert to the content of ``plan.json``, which does not depend on the results of `tune`."""
         content: dict[str, Any] = _get_plan_type_adapter().dump_python(self.plan_without_tuning, mode="json")
-        if self.tuning is None:
-            del content["tuning"]
         return content
 
     # -- section `tune` ------------------------------------------------------------------------------------------------
@@ -434,6 +432,14 @@ class Plan:
                 f"{path} is not the plan of the study that its path belongs to. Delete it and run again."
             )
         return plan.add_search_results()
+
+    @classmethod
+    def read_study(cls, params: Path, preset: str) -> Plan:
+        """Read the plan of a study. The error about a missing plan has the command that makes it."""
+        path = StudyFiles.from_params(params, preset).plan
+        if not path.is_file():
+            raise ArtifactError(f"{path} is missing. Type `{format_run_command(params, preset)}` first.")
+        return cls.read(path)
 
     def _is_consistent(self) -> bool:
         """Whether the parts of the plan refer to each other consistently."""
