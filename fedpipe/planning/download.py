@@ -27,6 +27,7 @@ from fedpipe.data.sources.fetch import Fetcher
 from fedpipe.planning import grid
 from fedpipe.settings import loader, parser
 from fedpipe.settings.dataset import DOWNLOAD_COMMAND, Data
+from fedpipe.settings.federation import Federation
 
 
 def is_planned_dataset(name: str) -> bool:
@@ -214,7 +215,7 @@ def _require_usable_component_file(kind: ComponentKind, settings: dict[str, Any]
     if kind is MODEL:
         component.check_weights_file(facts.shape, facts.classes)
     elif component.is_index_based:
-        clients = parser.parse_federation(settings.get("federation", {})).clients
+        clients = Federation.from_settings(settings.get("federation", {}), "federation").clients
         component.check(clients, facts.classes, facts.size)
 
 

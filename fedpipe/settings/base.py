@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
+    ValidationError,
     ValidatorFunctionWrapHandler,
     WithJsonSchema,
     field_validator,
@@ -17,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from fedpipe.core.errors import reject_booleans_and_huge_numbers
+from fedpipe.core.errors import SettingsError, format_validation_errors, reject_booleans_and_huge_numbers
 
 Protocol = Literal[
     "global-on-global",
@@ -69,6 +70,20 @@ class Section(BaseModel):
         parsed = handler(value)
         reject_booleans_and_huge_numbers(value, parsed)
         return parsed
+
+    @classmethod
+    def from_settings(cls, settings: Any, key: str) -> Self:
+        """Validate the settings of this section alone. ``key`` is its key for messages.
+
+        Raises
+        ------
+        SettingsError
+            One line for each mistake.
+        """
+        try:
+            return cls.model_validate(settings)
+        except ValidationError as error:
+            raise SettingsError("\n".join(format_validation_errors(error, settings, key, lambda _: []))) from None
 
 
 def make_field_omitted_at_default(default: Any, **arguments: Any) -> Any:
