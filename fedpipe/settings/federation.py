@@ -188,23 +188,43 @@ class Federation(Section):
         return raw if steps is None else raw | {"local_epochs": None}
 
     @model_validator(mode="after")
-    def _check_schedule_minimum(self) -> Federation:
+    def _check_keys_together(self) -> Federation:
         minimum = self.schedule.minimum
         if minimum is not None and minimum > self.learning_rate:
             raise ValueError(
                 f"federation.schedule.minimum: {minimum} is more than federation.learning_rate. "
                 f"Use at most {self.learning_rate}."
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_precision(self) -> Federation:
         if self.precision == "bfloat16" and self.dtype != "float32":
             raise ValueError(
                 f"federation.precision: bfloat16 can't be used with federation.dtype {self.dtype}. Use full, or "
                 "federation.dtype float32."
             )
+        if self.optimizer != "sgd" and self.momentum:
+            raise ValueError(
+                f"federation.momentum: {self.momentum} can't be used with {self.optimizer}. Use 0, or optimizer sgd."
+            )
+        self._check_held_out()
+        if self.drift is not None:
+            self.drift.check_clients(self.clients)
         return self
+
+    def _check_held_out(self) -> None:
+        held_out, clients, problem = self.held_out, self.clients, ""
+        if isinstance(held_out, tuple) and held_out[-1] >= clients:
+            problem = f"{list(held_out)} has {held_out[-1]}, but there are {clients} clients. Use 0 to {clients - 1}"
+        elif held_out and not self.num_held_out_clients:
+            problem = f"{held_out} of {clients} clients is less than one client. Use a larger fraction, or 0"
+        elif self.num_held_out_clients >= clients:
+            value = list(held_out) if isinstance(held_out, tuple) else held_out
+            problem = f"{value} of {clients} clients leaves no client that trains. Use fewer"
+        if problem:
+            raise ValueError(f"federation.held_out: {problem}.")
+
+    @field_validator("held_out")
+    @classmethod
+    def _sort_held_out_clients(cls, held_out: float | tuple[int, ...]) -> float | tuple[int, ...]:
+        return check_and_sort_clients(held_out, "Use 0, or list at least one.")
 
     def with_round_learning_rate(self, round_number: int) -> Federation:
         """Copy with the learning rate of a round."""
@@ -224,39 +244,6 @@ class Federation(Section):
     def compute_dtype(self) -> str:
         """Lowest precision of its computations."""
         return self.dtype if self.precision == "full" else self.precision
-
-    @model_validator(mode="after")
-    def _check_momentum(self) -> Federation:
-        if self.optimizer != "sgd" and self.momentum:
-            raise ValueError(
-                f"federation.momentum: {self.momentum} can't be used with {self.optimizer}. Use 0, or optimizer sgd."
-            )
-        return self
-
-    @field_validator("held_out")
-    @classmethod
-    def _sort_held_out_clients(cls, held_out: float | tuple[int, ...]) -> float | tuple[int, ...]:
-        return check_and_sort_clients(held_out, "Use 0, or list at least one.")
-
-    @model_validator(mode="after")
-    def _check_held_out(self) -> Federation:
-        held_out, clients, problem = self.held_out, self.clients, ""
-        if isinstance(held_out, tuple) and held_out[-1] >= clients:
-            problem = f"{list(held_out)} has {held_out[-1]}, but there are {clients} clients. Use 0 to {clients - 1}"
-        elif held_out and not self.num_held_out_clients:
-            problem = f"{held_out} of {clients} clients is less than one client. Use a larger fraction, or 0"
-        elif self.num_held_out_clients >= clients:
-            value = list(held_out) if isinstance(held_out, tuple) else held_out
-            problem = f"{value} of {clients} clients leaves no client that trains. Use fewer"
-        if problem:
-            raise ValueError(f"federation.held_out: {problem}.")
-        return self
-
-    @model_validator(mode="after")
-    def _check_drift(self) -> Federation:
-        if self.drift is not None:
-            self.drift.check_clients(self.clients)
-        return self
 
     @property
     def num_held_out_clients(self) -> int:
