@@ -14,7 +14,7 @@ from fedpipe.core.components.component import PARTITION, list_parameters
 from fedpipe.core.errors import Location, SettingsError, format_validation_errors, suggest_name
 from fedpipe.core.storage.layout import FULL_PRESET
 from fedpipe.settings.dataset import DOWNLOAD_COMMAND, Data
-from fedpipe.settings.diagnostics import DIAGNOSTIC_KINDS, Diagnostic, get_diagnostic_kind
+from fedpipe.settings.diagnostics import DIAGNOSTIC_KINDS, get_diagnostic_kind
 from fedpipe.settings.loader import override_settings
 from fedpipe.settings.names import replace_names_by_numbers
 from fedpipe.settings.params import STUDY_WIDE_SECTIONS, Params
@@ -103,7 +103,7 @@ def _list_known_keys(location: Location, settings: Any) -> list[str]:
     section: Any = Params
     if location[:1] == ("diagnostics",) and len(location) == 2:
         kind = get_diagnostic_kind(settings["diagnostics"][location[1]])
-        section, location = dict(zip(DIAGNOSTIC_KINDS, get_args(Diagnostic), strict=True))[kind], ()
+        section, location = DIAGNOSTIC_KINDS[kind], ()
     for part in location:
         if not hasattr(section, "model_fields"):  # the key of a mapping
             section = get_args(section)[1]

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from fedpipe.cli.docs import equations
 from fedpipe.cli.docs.commands import render_commands_page
@@ -28,7 +28,7 @@ from fedpipe.core.components.component import (
 from fedpipe.core.components.module_graph import find_source_file
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage import files
-from fedpipe.settings import diagnostics
+from fedpipe.settings.diagnostics import DIAGNOSTIC_KINDS
 from fedpipe.settings.schema import build_json_schema
 
 #: Snakemake's assets that Vega does not need.
@@ -166,14 +166,9 @@ def get_diagnostic_summary(kind: str) -> str:
 
 def describe_diagnostic(kind: str) -> str:
     """Describe a kind of diagnostic as plain text: docstring, settings with defaults, and columns of its table."""
-    (section,) = (
-        diagnostic_class
-        for diagnostic_class in get_args(diagnostics.Diagnostic)
-        if get_args(diagnostic_class.model_fields["kind"].annotation) == (kind,)
-    )
     lines = [f"{kind} (diagnostic)", "", equations.render_docstring_equations(_read_diagnostic_docstring(kind)), ""]
     lines += ["In params.yaml, in an entry of diagnostics, whose name you choose:", f"  kind: {kind}"]
-    for name, field in section.model_fields.items():
+    for name, field in DIAGNOSTIC_KINDS[kind].model_fields.items():
         if name != "kind":
             value = json.dumps(field.get_default(call_default_factory=True))
             lines.append(f"  {name}: {value}    # {equations.render_docstring_equations(field.description or '')}")
