@@ -16,7 +16,7 @@ import yaml
 
 from fedpipe.core.components import pinned_files, registry
 from fedpipe.core.components.component import DATASET, MODEL, PARTITION, ComponentKind
-from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.errors import ArtifactError, SettingsError, format_error
 from fedpipe.core.storage import files
 from fedpipe.core.yaml_text import read_yaml
 from fedpipe.data import store
@@ -61,7 +61,7 @@ def download_dataset(name: str) -> Path:
         expected_name = section.dataset_path.stem
     except SettingsError as error:
         raise ArtifactError(
-            f"{settings} is damaged ({' '.join(str(error).split())}). Run `fedpipe plan` to write it again."
+            f"{settings} is damaged ({format_error(error)}). Run `fedpipe plan` to write it again."
         ) from None
     if expected_name != name:
         raise ArtifactError(
@@ -96,10 +96,8 @@ def load_and_save_dataset(dataset: Dataset, fetch: Fetcher, path: Path | None = 
     loaded = dataset.load(fetch)
     arrays = store.convert_to_canonical_arrays(loaded)
     samples = loaded._replace(x=arrays["x"], y=arrays["y"], test=arrays["test"])
-    name, samples_checksum = (
-        registry.get_component_name(DATASET, type(dataset)),
-        store.compute_samples_sha256(samples),
-    )
+    name = registry.get_component_name(DATASET, type(dataset))
+    samples_checksum = store.compute_samples_sha256(samples)
     if samples_checksum != dataset.expected_checksum and (dataset.expected_checksum or not dataset.content_digest):
         raise ArtifactError(
             f"dataset.name: the samples of '{name}' have checksum {samples_checksum}, but "

@@ -350,9 +350,8 @@ class _PlanDraft:
             self.repositories |= {key: params.dataset.repository} if params.dataset.repository else {}
         if key not in self.sample_counts:
             self.sample_counts[key] = _estimate_train_and_total_samples(params)
-            partition_file = layout.get_assignment_path(key).with_name("partition.yaml")
             origin = {"origin": params.partition.origin} if params.partition.origin else {}
-            self.file_texts[str(partition_file)] = format_yaml(settings.partition_settings | origin)
+            self.file_texts[str(partition.get_settings_path(key))] = format_yaml(settings.partition_settings | origin)
         return key
 
 
