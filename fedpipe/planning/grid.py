@@ -8,6 +8,8 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 from fedpipe.core.errors import SettingsError, suggest_key
@@ -27,10 +29,6 @@ class GridPoint:
         """Text about the point for messages. Empty without a grid."""
         values = ", ".join(f"{name}: {value}" for name, value in self.values.items())
         return [f"at the point {values} of study.grid"] if values else []
-
-    def select_algorithm_values(self, label: str, keys: dict[str, list[str]]) -> dict[str, Any]:
-        """Select the values that concern an algorithm, given the keys that each name sets."""
-        return {name: value for name, value in self.values.items() if has_effect_on_algorithm(keys[name], label)}
 
 
 def collect_grid_keys(study_params: Params, preset_changes: dict[str, Any]) -> dict[str, list[str]]:
@@ -132,7 +130,7 @@ def build_grid_point_params(
             for position, key in enumerate(keys)
             if any(is_key_within_section(key, one) for one in (*keys[position + 1 :], *preset_changes))
         }
-        yield params, labels, {key: _get_setting(whole, key) for key in keys if key not in void}
+        yield params, labels, {key: reduce(getitem, key.split("."), whole) for key in keys if key not in void}
 
 
 def build_draw_params(
@@ -157,14 +155,6 @@ def build_draw_params(
         overrides = methods.parse_method_options(point_settings, label).overrides
         whole = loader.override_settings(point_settings, overrides, values, preset_changes)
         return parser.parse_params(whole, None, [label], obtain_command)
-
-
-def _get_setting(settings: dict[str, Any], key: str) -> Any:
-    """Get the value at a dotted key."""
-    value: Any = settings
-    for part in key.split("."):
-        value = value[part]
-    return value
 
 
 @contextmanager

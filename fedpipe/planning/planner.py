@@ -312,7 +312,11 @@ class _PlanDraft:
             name: [key for key in set_keys if key not in params.ignored_parameters]
             for name, set_keys in self.grid_keys.items()
         }
-        return point.select_algorithm_values(label, effective_keys)
+        return {
+            name: value
+            for name, value in point.values.items()
+            if grid.has_effect_on_algorithm(effective_keys[name], label)
+        }
 
     def _add_run(self, label: str, params: Params, settings: RunSettings) -> PlannedRun:
         """Add a run, or extend it if a shorter one is planned."""

@@ -333,7 +333,7 @@ class Dag:
             *(
                 path
                 for plan in self.plan.plans_with_all_runs
-                for path in (*get_table_output(plan), *get_figure_output(plan))
+                for path in (*get_table_output(plan), *map(str, plan.figure_files))
             ),
         ]
 
@@ -435,11 +435,6 @@ def _list_merged_files(merged_files: Iterable[MergedRoundFiles]) -> list[str]:
 def _list_partition_files(partitions: Iterable[str]) -> list[str]:
     """List all files of partitions that tables read."""
     return [str(path) for key in partitions for path in (get_assignment_path(key), get_heterogeneity_path(key))]
-
-
-def get_figure_output(plan: Plan) -> list[str]:
-    """List the figures of a study."""
-    return list(map(str, plan.figure_files))
 
 
 def convert_to_wildcards_function(plan: Plan, function: Callable[[str], _T]) -> Callable[[Wildcards], _T]:
