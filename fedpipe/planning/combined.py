@@ -96,13 +96,8 @@ class CombinedPlan:
     @cached_property
     def diagnostics(self) -> dict[str, PlannedDiagnostic]:
         """All diagnostics by table."""
-        diagnostics = (
-            diagnostic
-            for plan in self.plans
-            for diagnostic in plan.diagnostics
-            if str(diagnostic.run.path) in self.runs
-        )
-        return {str(diagnostic.files.table): diagnostic for diagnostic in diagnostics}
+        diagnostics = itertools.chain.from_iterable(plan.diagnostics for plan in self.plans)
+        return {str(planned.path): planned for planned in diagnostics if str(planned.run.path) in self.runs}
 
     @property
     def execution(self) -> Execution:

@@ -416,18 +416,15 @@ def _estimate_train_and_total_samples(params: Params) -> tuple[int, int]:
     size = data.subset or data.dataset_info.size
     if params.partition.has_fixed_splits:
         return size, size
-    return (
-        (data.num_partitioned_samples, size)
-        if data.split == "official"
-        else (round(size * (1 - data.test_fraction)), size)
-    )
+    if data.split == "official":
+        return data.num_partitioned_samples, size
+    return round(size * (1 - data.test_fraction)), size
 
 
 def _describe_missing_data(params: Params) -> str:
     """Describe data that need a network. Empty if all are available."""
-    if not (
-        params.dataset.is_available_offline or params.dataset.effective_dataset is not params.dataset.configured_dataset
-    ):
+    data = params.dataset
+    if data.effective_dataset is data.configured_dataset and not data.is_available_offline:
         return "data not here"
     return "weights not here" if params.model.has_missing_weights else ""
 

@@ -194,11 +194,9 @@ class Dag:
     def _get_rung_marker(self, run: PlannedRun, rounds: int) -> dict[str, str]:
         """Get the marker of a draw's merged rounds at the end of a rung. The next rung waits for the merge."""
         is_rung_end = run.path in self.plan.draw_run_paths and rounds in self.plan.round_counts_by_run[str(run.path)]
-        return (
-            {"merged": str(run.files.get_merged_files(rounds).marker)}
-            if is_rung_end and not self.has_one_job_per_run
-            else {}
-        )
+        if self.has_one_job_per_run or not is_rung_end:
+            return {}
+        return {"merged": str(run.files.get_merged_files(rounds).marker)}
 
     def count_blocks(self, wildcards: Wildcards) -> int:
         """Count the blocks of a round's participants."""
