@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedpipe.core.components.component import ALGORITHM, DATASET, MODEL, PARTITION
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage.files import read_json
 from fedpipe.core.storage.layout import MergedRoundFiles, RunFiles
@@ -18,8 +17,12 @@ from fedpipe.planning.plan import Plan
 from fedpipe.planning.planner import NewPlan
 from fedpipe.planning.run_settings import RunSettings
 
-#: Kinds of the components in the settings of a run, by section.
-COMPONENT_SECTIONS = {"dataset": DATASET, "partition": PARTITION, "model": MODEL, "algorithm": ALGORITHM}
+COMPONENT_SECTIONS = {
+    "dataset": "data set",
+    "partition": "partition scheme",
+    "model": "model",
+    "algorithm": "algorithm",
+}
 
 
 def describe_invalidated_runs(plan: NewPlan) -> Iterator[str]:
@@ -40,8 +43,8 @@ def describe_invalidated_runs(plan: NewPlan) -> Iterator[str]:
         settings = vars(plan.run_settings[run.key])
         if old := old_settings[label].get(_encode_settings_without_code(settings)):
             edited_components = (
-                f"{kind.name} '{settings[name][kind.run_selector]}'"
-                for name, kind in COMPONENT_SECTIONS.items()
+                f"{title} '{settings[name].get('scheme', settings[name].get('name'))}'"
+                for name, title in COMPONENT_SECTIONS.items()
                 if old[name]["code"] != settings[name]["code"]
             )
             reasons[tuple(edited_components)] += 1
