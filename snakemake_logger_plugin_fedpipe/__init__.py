@@ -48,19 +48,11 @@ class LogHandler(LogHandlerBase):
         self._has_failed = False  #: whether writing failed, which is reported once
         self._was_interrupted = False
         self._error_messages: list[str] = []  #: messages about commands. Snakemake names their jobs next
-        self._printer = (
-            None
-            if not self._has_progress
-            else ProgressPrinter(
-                sys.stdout if self.common_settings.stdout else sys.stderr,
-                self.common_settings.dryrun,
-                not {Quietness.PROGRESS, Quietness.ALL}.isdisjoint(self.common_settings.quiet or ()),
-            )
-        )
-
-    @property
-    def _has_progress(self) -> bool:
-        return isinstance(self.settings, LogHandlerSettings) and self.settings.progress
+        self._printer: ProgressPrinter | None = None
+        if isinstance(self.settings, LogHandlerSettings) and self.settings.progress:
+            stream = sys.stdout if self.common_settings.stdout else sys.stderr
+            is_quiet = not {Quietness.PROGRESS, Quietness.ALL}.isdisjoint(self.common_settings.quiet or ())
+            self._printer = ProgressPrinter(stream, self.common_settings.dryrun, is_quiet)
 
     @override
     def emit(self, record: Any) -> None:
@@ -115,7 +107,7 @@ class LogHandler(LogHandlerBase):
     @override
     def writes_to_stream(self) -> bool:
         """Whether this logger replaces Snakemake's output."""
-        return self._has_progress
+        return self._printer is not None
 
     writes_to_file = False  # for log files whose path Snakemake prints at its end
     has_filter = True  # so that --quiet has no effect on records

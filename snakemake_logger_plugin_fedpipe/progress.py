@@ -120,9 +120,8 @@ class ProgressPrinter:
         description, error, log = next(iter(self._failures.values()))
         count = len(self._failures)
         self._failures.clear()  # Snakemake and Python both close a logger
-        log_file = (
-            f" Complete log: {_shorten_path(self._log_file)}" if self._log_file else ""
-        )  # not if the disk is full
+        # There is none if the disk is full.
+        log_file = f" Complete log: {_shorten_path(self._log_file)}" if self._log_file else ""
         self._print(f"{count} job{'s' if count > 1 else ''} failed.{log_file}")
         self._print(f"Log of the {'first ' if count > 1 else ''}failed job: {_shorten_path(log)}")
         self._print(f"ERROR {description}: {error}")

@@ -22,22 +22,17 @@ def find_cell(plan: Plan, algorithm: str, seed: int | None, grid: dict[str, Any]
     seed = plan.seeds[0] if seed is None else seed
     if seed not in plan.seeds:
         raise SettingsError(f"seed: {seed} is not in the study. Use one of {list(plan.seeds)}.")
-    full_names = dict(zip(results.shorten_dotted_keys(plan.grid), plan.grid, strict=True))
-    names = {name: name for name in plan.grid} | full_names
+    short_names = dict(zip(plan.grid, results.shorten_dotted_keys(plan.grid), strict=True))
+    names = {name: name for name in plan.grid} | {short: name for name, short in short_names.items()}
     if unknown_names := [name for name in grid if name not in names]:
-        raise SettingsError(
-            f"'{unknown_names[0]}' is not in the study's grid. {suggest_name(unknown_names[0], list(full_names))}"
-        )
+        hint = suggest_name(unknown_names[0], list(short_names.values()))
+        raise SettingsError(f"'{unknown_names[0]}' is not in the study's grid. {hint}")
     point = {names[name]: value for name, value in grid.items()}
-    matching_cells = [
-        cell
-        for cell in plan.cells
-        if (cell.algorithm, cell.seed) == (algorithm, seed)
-        and all(name in cell.grid and cell.grid[name] == value for name, value in point.items())
-    ]
+    cells = [cell for cell in plan.cells if (cell.algorithm, cell.seed) == (algorithm, seed)]
+    matching_cells = [cell for cell in cells if cell.grid.items() >= point.items()]
     if len(matching_cells) != 1:
-        short = dict(zip(plan.grid, results.shorten_dotted_keys(plan.grid), strict=True))
-        cells = [cell for cell in plan.cells if (cell.algorithm, cell.seed) == (algorithm, seed)]
-        points = "; ".join(", ".join(f"{short[name]}={value!r}" for name, value in cell.grid.items()) for cell in cells)
+        points = "; ".join(
+            ", ".join(f"{short_names[name]}={value!r}" for name, value in cell.grid.items()) for cell in cells
+        )
         raise SettingsError(f"{algorithm}: {len(matching_cells)} points of the grid match. Name one of: {points}.")
     return matching_cells[0]

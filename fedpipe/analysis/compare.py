@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fedpipe.analysis.diff import flatten_settings
-from fedpipe.core.errors import ArtifactError, SettingsError, UserError
-from fedpipe.core.storage import layout
-from fedpipe.core.storage.layout import PARAMS, StudyFiles
+from fedpipe.core.errors import ArtifactError, SettingsError, UserError, format_error
+from fedpipe.core.storage.layout import FULL_PRESET, PARAMS, StudyFiles
 from fedpipe.core.yaml_text import read_generated_yaml
 from fedpipe.planning import planner
 from fedpipe.planning.plan import Cell, Plan
@@ -93,7 +92,10 @@ def _read_revision(name: str, report: Report | None) -> Revision:
         plan, results.compute_reported_accuracies(accuracy_frame, report_settings.round, report_settings.last_k)
     )
     frame = frame[frame["average"] == report_settings.average]
-    rows = [_make_row_key(plan, cell) for cell in results.sort_cells(plan)]
+    cells_by_row: dict[Row, list[Cell]] = {}
+    for cell in results.sort_cells(plan):
+        row = cell.algorithm, results.describe_grid_point(results.format_grid_point(plan, cell))
+        cells_by_row.setdefault(row, []).append(cell)
     accuracies: dict[tuple[Row, str], dict[int, float]] = {}
     for line in frame.to_dict("records"):
         row_key = str(line["algorithm"]), results.describe_grid_point({name: line[name] for name in plan.grid})
@@ -103,33 +105,22 @@ def _read_revision(name: str, report: Report | None) -> Revision:
         name,
         plan,
         {cell: pd.Series(by_seed) for cell, by_seed in accuracies.items()},
-        {row: {(cell.key, cell.rounds) for cell in plan.cells if _make_row_key(plan, cell) == row} for row in rows},
-        {
-            row: _read_settings_without_seed(
-                next(cell for cell in results.sort_cells(plan) if _make_row_key(plan, cell) == row)
-            )
-            for row in dict.fromkeys(rows)
-        },
+        {row: {(cell.key, cell.rounds) for cell in cells} for row, cells in cells_by_row.items()},
+        {row: _read_settings_without_seed(cells[0]) for row, cells in cells_by_row.items()},
     )
 
 
 def _read_revision_plan(name: str) -> Plan:
     """Read the plan in the current folder, as that of a revision."""
+    if name == WORKSPACE:
+        return Plan.read_study(PARAMS, FULL_PRESET)
     plan_path = StudyFiles.from_params(PARAMS).plan
-    if name == WORKSPACE and not plan_path.is_file():
-        raise ArtifactError(f"{plan_path} is missing. Type `{layout.format_run_command(PARAMS)}` first.")
     try:
         return Plan.read(plan_path)
     except ArtifactError:
-        if name == WORKSPACE:
-            raise
         raise ArtifactError(
             f"{name}: its {plan_path} was written by another version of fedpipe. Name another revision."
         ) from None
-
-
-def _make_row_key(plan: Plan, cell: Cell) -> Row:
-    return cell.algorithm, results.describe_grid_point(results.format_grid_point(plan, cell))
 
 
 def _read_settings_without_seed(cell: Cell) -> dict[str, Any]:
@@ -205,7 +196,7 @@ def _fetch_revision(name: str, folder: Path) -> None:
             f"'{name}' is not a commit or experiment. Type `git log` or `dvc exp list` to list their names."
         ) from None
     except (DvcException, GitError, OSError) as error:
-        raise SettingsError(f"'{name}' can't be read: {_format_error_on_one_line(error)}") from None
+        raise SettingsError(f"'{name}' can't be read: {format_error(error)}") from None
 
 
 def _copy_file_of_revision(dvc_files: Any, name: str, path: Path, folder: Path) -> None:
@@ -222,10 +213,9 @@ def _copy_file_of_revision(dvc_files: Any, name: str, path: Path, folder: Path) 
             f"'{name}' does not contain {path}. Check out '{name}', type `dvc repro`, and commit."
         ) from None
     except DataIndexDirError as error:  # the list of its folder's files is missing
-        reason = error.__cause__
-        note = (
-            "" if reason is None or isinstance(reason, FileNotFoundError) else f" ({_format_error_on_one_line(reason)})"
-        )
+        note = ""
+        if isinstance(reason := error.__cause__, Exception) and not isinstance(reason, FileNotFoundError):
+            note = f" ({format_error(reason)})"
         raise ArtifactError(f"{problem}{note}. {advice}") from None
     if path.is_file() and hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() == info.get("md5"):
         (folder / path).write_bytes(path.read_bytes())
@@ -234,10 +224,6 @@ def _copy_file_of_revision(dvc_files: Any, name: str, path: Path, folder: Path) 
         dvc_files.get_file(str(path), str(folder / path))
     except FileNotFoundError:
         raise ArtifactError(f"{problem}. {advice}") from None
-
-
-def _format_error_on_one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
 
 
 # -- rendering ---------------------------------------------------------------------------------------------------------
@@ -298,11 +284,9 @@ def _format_mean(accuracies: pd.Series[float] | None) -> str:
 
 
 def _format_difference(baseline_accuracies: pd.Series[float] | None, other_accuracies: pd.Series[float] | None) -> str:
-    paired_difference = (
-        None
-        if baseline_accuracies is None or other_accuracies is None
-        else compute_paired_difference(baseline_accuracies, other_accuracies)
-    )
+    if baseline_accuracies is None or other_accuracies is None:
+        return DASH
+    paired_difference = compute_paired_difference(baseline_accuracies, other_accuracies)
     return DASH if paired_difference is None else paired_difference.formatted_difference
 
 

@@ -51,13 +51,11 @@ def _describe_planned_runs() -> str:
 def diff_runs(first: RunFiles, second: RunFiles) -> str:
     """Describe the settings that differ, and by protocol the first round with different accuracies."""
     lines = [f"{'':<36}{first.path.name:<24}{second.path.name}"]
-    first_settings, second_settings = (
-        flatten_settings(dataclasses.asdict(RunSettings.read(run.settings))) for run in (first, second)
-    )
-    for name in dict.fromkeys([*first_settings, *second_settings]):
-        values = [str(settings.get(name, DASH)) for settings in (first_settings, second_settings)]
-        if values[0] != values[1]:
-            lines.append(f"{name:<36}{values[0]:<24}{values[1]}")
+    settings = [flatten_settings(dataclasses.asdict(RunSettings.read(run.settings))) for run in (first, second)]
+    for name in dict.fromkeys([*settings[0], *settings[1]]):
+        first_value, second_value = (str(run_settings.get(name, DASH)) for run_settings in settings)
+        if first_value != second_value:
+            lines.append(f"{name:<36}{first_value:<24}{second_value}")
     if len(lines) == 1:
         lines.append("The settings are the same.")
     return "\n".join([*lines, "", _describe_first_state_difference(first, second), *_compare_accuracies(first, second)])
@@ -98,31 +96,25 @@ def _compare_accuracies(first: RunFiles, second: RunFiles) -> list[str]:
     lines = []
     for protocol in dict.fromkeys(name for frame in frames for name in frame.index.get_level_values("protocol")):
         has_protocol = [protocol in frame.index.get_level_values("protocol") for frame in frames]
-        if not all(has_protocol):
-            lines.append(f"{protocol}: only {(first, second)[has_protocol.index(True)].path.name} measures it")
-            continue
-        first_accuracies, second_accuracies = (frame[protocol] for frame in frames)
-        common_rounds = first_accuracies.index.intersection(second_accuracies.index)
-        if not len(common_rounds):
-            lines.append(f"{protocol}: the runs measure it in different rounds")
-            continue
-
-        def describe_round(
-            round_number: int, first_values: Any = first_accuracies, second_values: Any = second_accuracies
-        ) -> str:
-            return (
-                f"{100 * first_values[round_number]:.2f} % and {100 * second_values[round_number]:.2f} % in round "
-                f"{round_number}"
-            )
-
-        differing_rounds = common_rounds[
-            (first_accuracies[common_rounds] != second_accuracies[common_rounds]).to_numpy()
-        ]
-        if not len(differing_rounds):
-            lines.append(f"{protocol}: the same in all {len(common_rounds)} rounds that both runs measure")
+        if all(has_protocol):
+            lines.append(f"{protocol}: {_describe_first_difference(*(frame[protocol] for frame in frames))}")
         else:
-            last_round_text = (
-                f", then {describe_round(common_rounds[-1])}" if common_rounds[-1] != differing_rounds[0] else ""
-            )
-            lines.append(f"{protocol}: first differs with {describe_round(differing_rounds[0])}{last_round_text}")
+            lines.append(f"{protocol}: only {(first, second)[has_protocol.index(True)].path.name} measures it")
     return lines
+
+
+def _describe_first_difference(first: Any, second: Any) -> str:
+    """Describe the first round with different accuracies, which are series by round."""
+    common_rounds = first.index.intersection(second.index)
+    if not len(common_rounds):
+        return "the runs measure it in different rounds"
+
+    def describe_round(number: int) -> str:
+        return f"{100 * first[number]:.2f} % and {100 * second[number]:.2f} % in round {number}"
+
+    differing_rounds = common_rounds[(first[common_rounds] != second[common_rounds]).to_numpy()]
+    if not len(differing_rounds):
+        return f"the same in all {len(common_rounds)} rounds that both runs measure"
+    first_round, last_round = differing_rounds[0], common_rounds[-1]
+    end = f", then {describe_round(last_round)}" if last_round != first_round else ""
+    return f"first differs with {describe_round(first_round)}{end}"

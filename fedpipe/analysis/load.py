@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -42,7 +41,7 @@ class Results:
     Parameters
     ----------
     folder
-        The folder of params.yaml.
+        The folder of params.yaml. Paths in the plan are relative to it.
     plan
         The study's plan.
     """
@@ -61,19 +60,19 @@ class Results:
     @cached_property
     def table(self) -> pd.DataFrame:
         """The result table, as in ``results.csv``: means and deviations over seeds, in percent (NLL in nats)."""
-        with self._enter_folder():
+        with contextlib.chdir(self.folder):
             return self._data.score_table
 
     @cached_property
     def accuracies(self) -> pd.DataFrame:
         """Accuracy in [0, 1] by ``protocol``, ``round`` and ``average`` (``sample``, ``client``, ``worst``)."""
-        with self._enter_folder():
+        with contextlib.chdir(self.folder):
             return self._data.accuracies
 
     @cached_property
     def scores(self) -> pd.DataFrame:
         """The same for every ``metric`` of the study, in column ``score``. NLL is in nats."""
-        with self._enter_folder():
+        with contextlib.chdir(self.folder):
             return self._data.scores
 
     @cached_property
@@ -85,7 +84,7 @@ class Results:
         by class: ``hits`` (correctly classified), ``support`` (present), and ``predicted``. Further metrics of the
         study have ``auc``, and sums by bin of the confidence: ``bin_samples``, ``bin_hits`` and ``bin_confidences``.
         """
-        with self._enter_folder():
+        with contextlib.chdir(self.folder):
             metrics, client_names = self._data.metrics, self._data.name_clients(self._data.metrics)
         accuracy = metrics["correct"] / metrics["total"].where(metrics["total"] > 0)
         return metrics.assign(accuracy=accuracy, client_name=client_names)
@@ -96,19 +95,19 @@ class Results:
 
         Further columns are values that the method records.
         """
-        with self._enter_folder():
+        with contextlib.chdir(self.folder):
             return self._data.round_traffic
 
     @cached_property
     def times(self) -> pd.DataFrame:
         """Seconds by ``round``: ``train``, ``aggregate``, ``evaluate``. They depend on the machine."""
-        with self._enter_folder():
+        with contextlib.chdir(self.folder):
             return self._data.round_times
 
     @cached_property
     def draws(self) -> pd.DataFrame:
         """The draws of `tune` in each rung: values, ``rank``, ``score``; see `fedpipe.report.tuning`."""
-        with self._enter_folder():
+        with contextlib.chdir(self.folder):
             return tuning.build_draws_frame(self.plan)
 
     @cached_property
@@ -117,7 +116,7 @@ class Results:
 
         Source ``measured``: the global model on the global test set. ``exchanged``: what an algorithm sent.
         """
-        with self._enter_folder():
+        with contextlib.chdir(self.folder):
             merged_frame = self._data.concatenate_cell_frames(
                 lambda cell: results.read_merged_frame(cell.merged_files.matrices)
             )
@@ -142,7 +141,7 @@ class Results:
         ``client_name`` are names. :attr:`provenance` has the partition of each run.
         """
         frames: list[pd.DataFrame] = []
-        with self._enter_folder():
+        with contextlib.chdir(self.folder):
             for run in {run.partition: run for run in self.plan.runs}.values():
                 path = layout.get_assignment_path(run.partition)
                 frame = table_to_frame(read_parquet(path, read_recorded_sha256(path)))
@@ -173,7 +172,7 @@ class Results:
             }
             return facts | made_by
 
-        with self._enter_folder():
+        with contextlib.chdir(self.folder):
             return self._data.build_frame_with_cell_rows(build_provenance_row)
 
     # -- statistics --------------------------------------------------------------------------------------------------
@@ -216,7 +215,7 @@ class Results:
     @cached_property
     def statistics(self) -> pd.DataFrame:
         """All statistics, as in ``statistics.csv``: means and deviations over seeds, by protocol."""
-        with self._enter_folder():
+        with contextlib.chdir(self.folder):
             return self._data.statistics
 
     @property
@@ -236,7 +235,7 @@ class Results:
             Its point of the grid, by the last part of each name, such as ``alpha=0.1``, or by the full name, such as
             ``**{"partition.alpha": 0.1}``.
         """
-        with self._enter_folder():
+        with contextlib.chdir(self.folder):
             run_settings: dict[str, Any] = read_generated_yaml(
                 find_cell(self.plan, algorithm, seed, grid).files.settings
             )
@@ -275,11 +274,11 @@ class Results:
         """
         from fedpipe.analysis import models
 
-        with self._enter_folder():
+        with contextlib.chdir(self.folder):
             cell, number = self._find_cell_and_round(algorithm, seed, grid, round)
             stored_files.require_stored_state(cell.files, number)
             run = self._open_run(cell)
-            client = self._get_client_number(cell, client)
+            client = None if client is None else self._get_client_number(cell, client)
             if client is not None:
                 stored_files.require_stored_state(cell.files, number, client)
             names = stored_files.get_class_names(next(run.dataset for run in self.plan.runs if run.has_cell(cell)))
@@ -329,10 +328,10 @@ class Results:
         ArtifactError
             The state is not stored (`artifacts.keep_models`), or is damaged.
         """
-        with self._enter_folder():
+        with contextlib.chdir(self.folder):
             cell, number = self._find_cell_and_round(algorithm, seed, grid, round)
             run = self._open_run(cell)
-            client = self._get_client_number(cell, client)
+            client = None if client is None else self._get_client_number(cell, client)
             stored_files.require_stored_state(cell.files, number, client)
             return run.load_server_state(number) if client is None else run.checkpoint.load_kept_state(client, number)
 
@@ -353,7 +352,7 @@ class Results:
         ArtifactError
             The method selects participants by a server state that is not stored (`artifacts.keep_models`).
         """
-        with self._enter_folder():
+        with contextlib.chdir(self.folder):
             cell, number = self._find_cell_and_round(algorithm, seed, grid, round, first=1)
             return self._open_run(cell).participants(number)
 
@@ -390,7 +389,7 @@ class Results:
         """
         from fedpipe.analysis import models
 
-        with self._enter_folder():
+        with contextlib.chdir(self.folder):
             cell, number = self._find_cell_and_round(algorithm, seed, grid, round, first=1)
             run = self._open_run(cell)
             return models.list_batches(run, self._get_client_number(cell, client), number, stream)
@@ -401,7 +400,7 @@ class Results:
         They have the noise of ``dataset.feature_noise`` and ``label_noise``. With ``federation.drift``, the last rows
         are those of the new concept. :meth:`batches` has rows of them.
         """
-        with self._enter_folder():
+        with contextlib.chdir(self.folder):
             clients: FederatedData = self._open_run(find_cell(self.plan, algorithm, seed, grid)).clients
             return clients.gather_samples(np.arange(len(clients.y)))
 
@@ -418,10 +417,10 @@ class Results:
 
         With ``federation.drift``, the samples of a client depend on the ``round``, which is the last by default.
         """
-        with self._enter_folder():
+        with contextlib.chdir(self.folder):
             cell, number = self._find_cell_and_round(algorithm, seed, grid, round)
             run = self._open_run(cell)
-            client = self._get_client_number(cell, client)
+            client = None if client is None else self._get_client_number(cell, client)
             if client is None:
                 return run.clients.gather_samples(run.clients.global_test)
             clients: FederatedData = run.clients
@@ -429,25 +428,11 @@ class Results:
                 clients = run.new_clients.clients
             return clients.gather_samples(clients.select_round_samples(number).test[client])
 
-    @overload
-    def _get_client_number(self, cell: Cell, client: int | str) -> int: ...
-
-    @overload
-    def _get_client_number(self, cell: Cell, client: int | str | None) -> int | None: ...
-
-    def _get_client_number(self, cell: Cell, client: int | str | None) -> int | None:
-        if client is None:
-            return None
+    def _get_client_number(self, cell: Cell, client: int | str) -> int:
         partition = next(run.partition for run in self.plan.runs if run.has_cell(cell))
         return stored_files.get_client_number(client, self._data.assignments[partition].names)
 
     # -- finding runs ------------------------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def _enter_folder(self) -> Iterator[None]:
-        """Change to the study's folder, because its paths are relative to it."""
-        with contextlib.chdir(self.folder):
-            yield
 
     def _find_cell_and_round(
         self, algorithm: str, seed: int | None, grid: dict[str, Any], round: int | None, first: int = 0

@@ -76,8 +76,7 @@ def find_unneeded_files() -> list[UnneededFiles]:
     """
     cache = Path(_run_command("dvc", "cache", "dir")) / "files" / "md5"
     runs, needed_partitions, needed_data = _find_needed_paths()
-    committed_keys = _find_committed_keys()
-    runs |= {path for path in RESULTS.glob("runs/*/*") if path.name in committed_keys}
+    runs |= _find_named_runs(_read_committed_keys())
     partition_folders = set(RESULTS.glob("partitions/*"))
     dataset_files = {path.with_suffix(".pt") for path in RESULTS.glob("data/*") if path.is_file()}
     feature_files, needed_features = {path.with_suffix(".pt") for path in RESULTS.glob("features/*")}, set[Path]()
@@ -85,26 +84,24 @@ def find_unneeded_files() -> list[UnneededFiles]:
         try:
             run_settings = RunSettings.read(settings)
         except ArtifactError:  # written by another version of fedpipe: it may need any of them
-            needed_partitions, needed_data, needed_features = (
-                needed_partitions | partition_folders,
-                needed_data | dataset_files,
-                needed_features | feature_files,
-            )
+            needed_partitions |= partition_folders
+            needed_data |= dataset_files
+            needed_features |= feature_files
             continue
         needed_partitions.add(layout.get_assignment_path(compute_json_digest(run_settings.partition_settings)).parent)
         needed_data.add(store.get_stored_dataset_path(run_settings.dataset))
         needed_features.add(frozen.get_features_path(run_settings))
-    unneeded_paths: list[tuple[Path, ...]] = [(path,) for path in sorted(RESULTS.glob("runs/*/*")) if path not in runs]
     needed_diagnostics = {RESULTS / "diagnostics" / path.relative_to(RESULTS / "runs") for path in runs}
-    unneeded_paths += [(path,) for path in sorted(RESULTS.glob("diagnostics/*/*")) if path not in needed_diagnostics]
-    unneeded_paths += [(path,) for path in sorted(partition_folders - needed_partitions)]
-    unneeded_paths += [
-        tuple(sorted(path.parent.glob(f"{path.stem}.*"))) for path in sorted(dataset_files - needed_data)
+    unneeded_folders = [
+        *sorted(set(RESULTS.glob("runs/*/*")) - runs),
+        *sorted(set(RESULTS.glob("diagnostics/*/*")) - needed_diagnostics),
+        *sorted(partition_folders - needed_partitions),
     ]
-    unneeded_paths += [
-        tuple(sorted(path.parent.glob(f"{path.stem}.*"))) for path in sorted(feature_files - needed_features)
+    unneeded_files = [*sorted(dataset_files - needed_data), *sorted(feature_files - needed_features)]
+    return [
+        *(UnneededFiles.from_paths([path], cache) for path in unneeded_folders),
+        *(UnneededFiles.from_paths(sorted(path.parent.glob(f"{path.stem}.*")), cache) for path in unneeded_files),
     ]
-    return [UnneededFiles.from_paths(paths, cache) for paths in unneeded_paths]
 
 
 def remove_files(unneeded_files: Iterable[UnneededFiles]) -> None:
@@ -144,16 +141,17 @@ def _find_needed_paths() -> tuple[set[Path], set[Path], set[Path]]:
             raise SettingsError(f"{path}: the study can't be planned, so its runs are unknown. {error}") from None
         for study_plan in plans:
             needed_runs = study_plan.add_search_results(has_draws=True).runs
-            runs |= {run.path for run in needed_runs} | _find_searched_runs(study_plan.rung_files)
+            runs |= {run.path for run in needed_runs}
+            # Runs of the search's winners and of TPE's draws, also if the study was edited after the search.
+            runs |= _find_named_runs("".join(path.read_text() for path in study_plan.rung_files if path.is_file()))
             partitions |= {layout.get_assignment_path(run.partition).parent for run in needed_runs}
             data |= {layout.get_dataset_path(run.dataset) for run in study_plan.runs}
     return runs, partitions, data
 
 
-def _find_searched_runs(rung_files: Iterable[Path]) -> set[Path]:
-    """Find the runs of a search's winners and of TPE's draws, also if the study was edited after the search."""
-    texts = [path.read_text() for path in rung_files if path.is_file()]
-    keys = {key for text in texts for key in re.findall(f'"({KEY_PATTERN})"', text)}
+def _find_named_runs(text: str) -> set[Path]:
+    """Find the runs whose keys are in JSON files, also in those of a merge that was committed with its conflicts."""
+    keys = {*re.findall(f'"({KEY_PATTERN})"', text)}
     return {path for path in RESULTS.glob("runs/*/*") if path.name in keys}
 
 
@@ -166,15 +164,12 @@ def _has_undeclared_data(params: Path) -> bool:
     return isinstance(dataset, PinnedDataset) and not isinstance(dataset, PublishedDataset) and not dataset.sha256
 
 
-def _find_committed_keys() -> set[str]:
-    """Find the keys of runs in ``results/keys`` of all commits: branches, tags, experiments, stashes and HEAD."""
+def _read_committed_keys() -> str:
+    """Read ``results/keys`` of all commits: branches, tags, experiments, stashes and HEAD."""
     keys = str(RESULTS / "keys")
     object_list = _run_command("git", "rev-list", "--all", "HEAD", "--objects", "--full-history", "--", keys)
     blobs = [line.partition(" ")[0] for line in object_list.splitlines() if line.endswith(".json")]
-    blob_contents = _run_command("git", "cat-file", "--batch=%(objectname)", stdin_text="\n".join(blobs))
-    return {
-        *re.findall(f'"({KEY_PATTERN})"', blob_contents)
-    }  # also those of a merge that was committed with its conflicts
+    return _run_command("git", "cat-file", "--batch=%(objectname)", stdin_text="\n".join(blobs))
 
 
 def _iter_snakemake_records() -> Iterator[tuple[Path, str]]:

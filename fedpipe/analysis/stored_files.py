@@ -10,7 +10,7 @@ from fedpipe.core.components import pinned_files
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import read_json
-from fedpipe.core.storage.layout import RunFiles, StudyFiles
+from fedpipe.core.storage.layout import RunFiles
 from fedpipe.planning import freshness
 from fedpipe.planning.plan import Plan
 
@@ -35,9 +35,8 @@ def require_stored_state(files: RunFiles, round_number: int, client: int | None 
     def is_stored(round_number: int) -> bool:
         if client is None:
             return files.get_round_files(round_number).server_state.is_file()
-        last_trained_round = read_json(files.get_round_files(round_number).complete_states_marker)["last"][
-            client
-        ]  # the round that stores its state
+        last_trained_rounds = read_json(files.get_round_files(round_number).complete_states_marker)["last"]
+        last_trained_round = last_trained_rounds[client]  # it stores the client's state
         last_trained_files = files.get_round_files(last_trained_round)
         return (
             last_trained_round < 0
@@ -81,14 +80,12 @@ def read_current_plan(params: Path) -> Plan:
     """
     if not params.is_file():
         raise SettingsError(f"{params}: the file does not exist. Use a study file, or a folder of results.")
-    files = StudyFiles.from_params(params)
-    if not files.plan.is_file():
-        raise ArtifactError(f"{files.plan} is missing. Type `{layout.format_run_command(params)}` first.")
-    plan = Plan.read(files.plan)
+    plan = Plan.read_study(params, layout.FULL_PRESET)
     current = freshness.compare_plan_with_files(plan)
     if current.error:
         raise current.error
     if current.state == "stale":
+        files = plan.study_files
         raise ArtifactError(
             f"{files.plan} is outdated, because {params} or code has changed. Type "
             f"`{layout.format_run_command(params)}`, or load the folder {files.path} for the earlier results."

@@ -77,10 +77,8 @@ def verify_hashes(files: RunFiles) -> VerificationResult:
     damaged_files: dict[str, Path] = {}  #: differing files, and what to delete
     count = pruned_count = 0
     settings = RunSettings.read(files.settings)
-    dataset_path, key = (
-        store.get_stored_dataset_path(settings.dataset),
-        compute_json_digest(settings.partition_settings),
-    )
+    dataset_path = store.get_stored_dataset_path(settings.dataset)
+    key = compute_json_digest(settings.partition_settings)
     assignment_path, heterogeneity_path = layout.get_assignment_path(key), layout.get_heterogeneity_path(key)
     for path, path_to_delete in (
         (dataset_path, dataset_path),

@@ -46,48 +46,37 @@ def describe_component(
     ],
 ) -> None:
     """Print the documentation and parameters of a component, or of a diagnostic with its columns."""
-    from fedpipe.cli.docs import equations
-    from fedpipe.cli.docs.pages import (
-        describe_diagnostic,
-        format_default,
-        get_inherited_new_client_sentence,
-        get_inherited_parameter_docs,
-    )
+    from fedpipe.cli.docs import pages
+    from fedpipe.cli.docs.equations import render_docstring_equations
     from fedpipe.core.components import code_digest, registry
     from fedpipe.core.components.component import COMPONENT_KINDS, list_parameters
 
-    kinds = [kind for kind in COMPONENT_KINDS if name in registry.list_components(kind)]
-    if not kinds and name not in code_digest.DIAGNOSTIC_MODULES:
-        name = _find_algorithm_of_entry(name)
-        kinds = [kind for kind in COMPONENT_KINDS if name in registry.list_components(kind)]
-    if not kinds and "." in name:
-        kinds = [kind for kind in COMPONENT_KINDS if registry.is_component(kind, name)]
-    if not kinds and name in code_digest.DIAGNOSTIC_MODULES:
-        typer.echo(describe_diagnostic(name))
+    def find_kind(name: str) -> ComponentKind | None:
+        return next((kind for kind in COMPONENT_KINDS if registry.is_component(kind, name)), None)
+
+    kind = find_kind(name)
+    if kind is None and name in code_digest.DIAGNOSTIC_MODULES:
+        typer.echo(pages.describe_diagnostic(name))
         return
-    if not kinds:
-        known_names = sorted(
-            {component for kind in COMPONENT_KINDS for component in registry.list_components(kind)}
-            | {*code_digest.DIAGNOSTIC_MODULES}
-        )
-        raise SettingsError(f"'{name}' is unknown. {suggest_name(name, known_names)}")
-    kind, component_class = (kinds[0], registry.add_dw_parameter(kinds[0], registry.find_component(kinds[0], name)))
-    typer.echo(
-        f"{name} ({kind.name})\n\n{equations.render_docstring_equations(inspect.getdoc(component_class) or '')}\n"
-    )
-    if sentence := get_inherited_new_client_sentence(component_class):
+    if kind is None:
+        name = _find_algorithm_of_entry(name)
+        kind = find_kind(name)
+    if kind is None:
+        known_names = {component for kind in COMPONENT_KINDS for component in registry.list_components(kind)}
+        hint = suggest_name(name, sorted(known_names | {*code_digest.DIAGNOSTIC_MODULES}))
+        raise SettingsError(f"'{name}' is unknown. {hint}")
+    component_class = registry.add_dw_parameter(kind, registry.find_component(kind, name))
+    typer.echo(f"{name} ({kind.name})\n\n{render_docstring_equations(inspect.getdoc(component_class) or '')}\n")
+    if sentence := pages.get_inherited_new_client_sentence(component_class):
         typer.echo(f"{sentence}\n")
     fields = list_parameters(component_class)
     if fields:
         typer.echo(f"In params.yaml, under {kind.section}:")
-    inherited_docs = get_inherited_parameter_docs(component_class)
+    inherited_docs = pages.get_inherited_parameter_docs(component_class)
     for field in fields:
-        meaning = (
-            f"    # {equations.render_docstring_equations(inherited_docs[field.name])}"
-            if field.name in inherited_docs
-            else ""
-        )
-        typer.echo(f"  {field.name}: {format_default(field)}{meaning}")
+        docs = inherited_docs.get(field.name)
+        meaning = f"    # {render_docstring_equations(docs)}" if docs else ""
+        typer.echo(f"  {field.name}: {pages.format_default(field)}{meaning}")
 
 
 @app.command("docs", rich_help_panel=GENERATED_PANEL)

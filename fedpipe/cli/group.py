@@ -15,11 +15,9 @@ from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage.layout import StudyFiles
 
 DELETING_COMMANDS = ("prune",)  #: commands that a typing mistake never suggests
-USER_PANEL, STAGES_PANEL, GENERATED_PANEL = (
-    "User commands",
-    "Stages (called by Snakemake and DVC)",
-    "Generated files (called by make docs)",
-)
+USER_PANEL = "User commands"
+STAGES_PANEL = "Stages (called by Snakemake and DVC)"
+GENERATED_PANEL = "Generated files (called by make docs)"
 DIAGNOSTIC_KIND = "diagnostics"  #: listed like a kind of components
 LOCAL_PROFILE = "workflow/profiles/local"  #: profile of `fedpipe run`
 

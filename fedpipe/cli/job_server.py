@@ -39,10 +39,8 @@ FIGURE_MODULES = ("matplotlib.backends.backend_pdf", "matplotlib.backends.backen
 FORWARDED_SIGNALS = [
     signal.Signals[f"SIG{name}"] for name in ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "TSTP", "CONT")
 ]
-SENT_SIGNALS: dict[int, int] = {
-    signal.SIGTSTP: signal.SIGSTOP,
-    signal.SIGHUP: signal.SIGTERM,
-}  #: signals that a job gets instead
+#: Signals that a job gets instead.
+SENT_SIGNALS: dict[int, int] = {signal.SIGTSTP: signal.SIGSTOP, signal.SIGHUP: signal.SIGTERM}
 VARIABLE_PREFIX = "FEDPIPE_"  #: of variables that no import reads, so that they can come with each command
 MAX_MESSAGE_BYTES = 1 << 16  #: a longer command runs in its own process
 SERVER_LOST_MESSAGE = (
@@ -149,9 +147,8 @@ def main() -> None:
     for name in PRELOADED_MODULES:
         import_module(name)
     import_module("fedpipe.cli.app").build_command_line()
-    import_module(
-        "fedpipe.core.components.code_digest"
-    ).compute_shared_code_digest()  # reads the code, once for all jobs
+    # This reads the code, once for all jobs.
+    import_module("fedpipe.core.components.code_digest").compute_shared_code_digest()
     _share_memory_with_forks()
     with socket.socket(fileno=int(sys.argv[2])) as listener:
         if _compute_process_fingerprint() == fingerprint:  # otherwise the imported code is unknown

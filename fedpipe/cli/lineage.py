@@ -30,9 +30,9 @@ def trace_results(
     """Trace a cell of a table to its data, settings, hashes, versions, device and commit."""
     import yaml
 
-    from fedpipe.analysis import trace as lineage
+    from fedpipe.analysis import trace
 
-    typer.echo(yaml.safe_dump(lineage.collect_cell_provenance(table, cell), sort_keys=False, width=120), nl=False)
+    typer.echo(yaml.safe_dump(trace.collect_cell_provenance(table, cell), sort_keys=False, width=120), nl=False)
     warn_if_stale(Plan.read(table.parent.parent / "plan.json"))
 
 
@@ -58,25 +58,24 @@ def verify_results(
     import itertools
     import random
 
-    from fedpipe.analysis import verify as lineage
-    from fedpipe.analysis import verify_study
+    from fedpipe.analysis import verify, verify_study
 
-    verdicts: Iterable[lineage.VerificationResult]
+    verdicts: Iterable[VerificationResult]
     if is_stored:
         verdicts = _verify_stored_runs(PAPERS if params == PARAMS else params, rerun, random.Random(seed))
     elif runs:
-        verdicts = lineage.verify_runs(runs, rerun, random.Random(seed))
+        verdicts = verify.verify_runs(runs, rerun, random.Random(seed))
     else:
         study_plan = read_plan(params, preset)
         paths = [run.path for run in study_plan.add_search_results(has_draws=True).runs]
         verdicts = itertools.chain(
-            [verify_study.verify_study(study_plan)], lineage.verify_runs(paths, rerun, random.Random(seed))
+            [verify_study.verify_study(study_plan)], verify.verify_runs(paths, rerun, random.Random(seed))
         )
     results = []
     for verdict in verdicts:
         typer.echo(verdict.message)
         results.append(verdict)
-    typer.echo(lineage.summarize_verification(results))
+    typer.echo(verify.summarize_verification(results))
     if not all(verdict.is_ok for verdict in results):
         raise typer.Exit(1)
 
@@ -101,9 +100,9 @@ def diff_runs(
     second: Annotated[str, typer.Argument(metavar="KEY", help="Key of another run, or its beginning.")],
 ) -> None:
     """Compare two runs: print the settings that differ and the first round with different numbers."""
-    from fedpipe.analysis import diff as lineage
+    from fedpipe.analysis import diff
 
-    typer.echo(lineage.diff_runs(lineage.find_run(first), lineage.find_run(second)))
+    typer.echo(diff.diff_runs(diff.find_run(first), diff.find_run(second)))
 
 
 @app.command("compare", rich_help_panel=USER_PANEL)
@@ -120,9 +119,9 @@ def compare_revisions(
     ] = False,
 ) -> None:
     """Compare the tables of commits or experiments, with differences paired by seed and changed settings."""
-    from fedpipe.analysis import compare as lineage
+    from fedpipe.analysis import compare
 
-    comparison, warnings = lineage.compare_revisions(revisions or [], has_only_changes)
+    comparison, warnings = compare.compare_revisions(revisions or [], has_only_changes)
     typer.echo(comparison)
     for warning in warnings:
         typer.echo(f"fedpipe: {warning}", err=True)
@@ -133,14 +132,12 @@ def compare_revisions(
 @app.command("prune", rich_help_panel=USER_PANEL)
 def prune_files(yes: Annotated[bool, typer.Option("--yes", help="Remove without asking.")] = False) -> None:
     """Remove runs, partitions and data that no study or commit needs, after showing the freed space."""
-    from fedpipe.analysis import prune as lineage
+    from fedpipe.analysis import prune
     from fedpipe.report import words
 
-    unneeded_files = lineage.find_unneeded_files()
-    removable_files, uncached_files = (
-        [files for files in unneeded_files if bool(files.uncached_count) == is_uncached]
-        for is_uncached in (False, True)
-    )
+    unneeded_files = prune.find_unneeded_files()
+    removable_files = [files for files in unneeded_files if not files.uncached_count]
+    uncached_files = [files for files in unneeded_files if files.uncached_count]
     for files in uncached_files:
         typer.echo(
             f"{files} ({words.format_bytes(files.size)}) is not in DVC's cache, so it is kept. Type `dvc commit`, or "
@@ -153,7 +150,7 @@ def prune_files(yes: Annotated[bool, typer.Option("--yes", help="Remove without 
         return
     typer.echo(f"{words.format_bytes(sum(files.size for files in removable_files)):>8}  in total")
     if yes or typer.confirm("Remove them from this folder?"):
-        lineage.remove_files(removable_files)
+        prune.remove_files(removable_files)
         typer.echo(
             "Removed. Type `dvc repro` to record that, and `dvc gc --all-commits --all-experiments` to free the cache."
         )

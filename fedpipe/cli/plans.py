@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -14,26 +15,31 @@ from fedpipe.core.storage import layout
 from fedpipe.core.storage.layout import FULL_PRESET, PARAMS, StudyFiles
 from fedpipe.planning.plan import Plan
 
+if TYPE_CHECKING:
+    from fedpipe.planning.derived_study import DerivedStudy
+
 
 def read_plan(params: Path, preset: str) -> Plan:
     """Read the plan of a study. Raises an error if it is missing or if `params` is a folder."""
     require_single_study(params, preset)
-    plan_path = StudyFiles.from_params(params, preset).plan
-    if not plan_path.is_file():
-        if not params.is_file():
-            raise SettingsError(f"{params}: the file does not exist. Change to the folder that contains it.")
-        raise ArtifactError(f"{plan_path} is missing. Type `{layout.format_run_command(params, preset)}` first.")
-    return Plan.read(plan_path)
+    if not params.is_file() and not StudyFiles.from_params(params, preset).plan.is_file():
+        raise SettingsError(f"{params}: the file does not exist. Change to the folder that contains it.")
+    return Plan.read_study(params, preset)
+
+
+def parse_derived_study(params: Path, preset: str, overrides: Sequence[str]) -> DerivedStudy:
+    """Parse options `-S`, which derive a study from `params`."""
+    from fedpipe.planning.derived_study import DerivedStudy
+
+    require_single_study(params, preset)
+    return DerivedStudy.from_options(params, overrides)
 
 
 def derive_study(params: Path, preset: str, overrides: Sequence[str] | None) -> Path:
     """Get the study's file. With options `-S`, derive it from `params`, and write it if it is missing or outdated."""
     if not overrides:
         return params
-    from fedpipe.planning.derived_study import DerivedStudy
-
-    require_single_study(params, preset)
-    study = DerivedStudy.from_options(params, overrides)
+    study = parse_derived_study(params, preset, overrides)
     if study.write_study(preset):
         typer.echo(f"fedpipe: {study.path} is {params} with {study.command_options}.", err=True)
     return study.path
@@ -43,10 +49,7 @@ def find_derived_study(params: Path, preset: str, overrides: Sequence[str] | Non
     """Get the study's file. With options `-S`, it is the file that `run` with these options derives from `params`."""
     if not overrides:
         return params
-    from fedpipe.planning.derived_study import DerivedStudy
-
-    require_single_study(params, preset)
-    study = DerivedStudy.from_options(params, overrides)
+    study = parse_derived_study(params, preset, overrides)
     command = layout.format_run_command(params, preset, overrides)
     if study.file_state == "missing":
         raise ArtifactError(f"{study.path} does not exist. Type `{command}` first.")
@@ -66,8 +69,6 @@ def require_single_study(params: Path, preset: str) -> None:
 
 def get_snakemake_targets(params: Path, preset: str) -> list[str]:
     """Snakemake targets of a study, or of all studies in a folder."""
-    config_arguments = [
-        *([] if params == PARAMS else [f"params={params}"]),
-        *([] if preset == FULL_PRESET else [f"preset={preset}"]),
-    ]
-    return ["all", *(["--config", *config_arguments] if config_arguments else [])]
+    config = [] if params == PARAMS else [f"params={params}"]
+    config += [] if preset == FULL_PRESET else [f"preset={preset}"]
+    return ["all", *(["--config", *config] if config else [])]

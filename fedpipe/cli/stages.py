@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from fedpipe.core.errors import ArtifactError, SettingsError, UserError, format_validation_errors, suggest_name
-from fedpipe.core.storage import layout
-from fedpipe.core.storage.files import write_bytes, write_pt
-from fedpipe.core.storage.layout import FULL_PRESET, PARAMS, RunFiles
-
-if TYPE_CHECKING:
-    from fedpipe.settings.base import Section
 from fedpipe.cli.group import (
     STAGES_PANEL,
     USER_PANEL,
@@ -32,6 +25,10 @@ from fedpipe.cli.group import (
     require_study_path,
 )
 from fedpipe.cli.plans import read_plan
+from fedpipe.core.errors import ArtifactError, SettingsError, UserError, suggest_name
+from fedpipe.core.storage import layout
+from fedpipe.core.storage.files import write_bytes, write_pt
+from fedpipe.core.storage.layout import FULL_PRESET, PARAMS, RunFiles
 
 
 @app.command("download", rich_help_panel=USER_PANEL)
@@ -344,25 +341,14 @@ def _open_run(
 def _build_execution_settings(device: str, stack: str, graphs: bool = False) -> Any:
     from fedpipe.settings.execution import Execution
 
-    return _build_settings_section(Execution, device=device, stack=_parse_integer_or_text(stack), graphs=graphs)
+    settings = {"device": device, "stack": _parse_integer_or_text(stack), "graphs": graphs}
+    return Execution.from_settings(settings, "execution")
 
 
 def _parse_keep_models(keep_models: str) -> Any:
     from fedpipe.settings.execution import Artifacts
 
-    return _build_settings_section(Artifacts, keep_models=_parse_integer_or_text(keep_models)).keep_models
-
-
-def _build_settings_section(section: type[Section], **values: Any) -> Any:
-    """Build a section of params.yaml from the options of a job."""
-    from pydantic import ValidationError
-
-    try:
-        return section.model_validate(values)
-    except ValidationError as error:
-        raise SettingsError(
-            "\n".join(format_validation_errors(error, values, section.__name__.lower(), lambda _: []))
-        ) from None
+    return Artifacts.from_settings({"keep_models": _parse_integer_or_text(keep_models)}, "artifacts").keep_models
 
 
 def _parse_integer_or_text(text: str) -> int | str:

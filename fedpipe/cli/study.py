@@ -31,7 +31,14 @@ from fedpipe.cli.group import (
     app,
     require_study_path,
 )
-from fedpipe.cli.plans import derive_study, find_derived_study, get_snakemake_targets, read_plan, require_single_study
+from fedpipe.cli.plans import (
+    derive_study,
+    find_derived_study,
+    get_snakemake_targets,
+    parse_derived_study,
+    read_plan,
+    require_single_study,
+)
 
 
 @app.command("plan", rich_help_panel=USER_PANEL)
@@ -51,7 +58,7 @@ def plan_studies(
     if outdated_warning := project.get_outdated_warning(Path()):
         typer.echo(f"fedpipe: {outdated_warning}", err=True)
     if overrides and dry_run:
-        plans = [_plan_derived_study(params, preset, overrides)]
+        plans = [parse_derived_study(params, preset, overrides).make_plan(preset)]
     else:
         study_paths = study_folders.list_studies(derive_study(params, preset, overrides))
         plans = [_make_plan(path, preset, len(study_paths) > 1) for path in study_paths]
@@ -263,14 +270,6 @@ def _is_local_profile(profile: str) -> bool:
     with suppress(SystemExit), redirect_stderr(io.StringIO()):  # Snakemake itself reports an unreadable profile
         return get_argument_parser(profiles=[profile]).parse_args([]).executor in (None, "local")
     return True
-
-
-def _plan_derived_study(params: Path, preset: str, overrides: list[str]) -> NewPlan:
-    """Plan the study that options `-S` derive, without writing its file."""
-    from fedpipe.planning.derived_study import DerivedStudy
-
-    require_single_study(params, preset)
-    return DerivedStudy.from_options(params, overrides).make_plan(preset)
 
 
 def _make_plan(path: Path, preset: str, has_several_studies: bool) -> NewPlan:

@@ -27,13 +27,11 @@ COMPONENT_SECTIONS = {
 
 def describe_invalidated_runs(plan: NewPlan) -> Iterator[str]:
     """Describe how many runs will be recomputed because of an edit: existing runs differ only in code."""
-    runs = [
-        run for run in plan.add_search_results(has_draws=True).runs if run.key in plan.run_settings
-    ]  # winners are derived
+    planned_runs = plan.add_search_results(has_draws=True).runs
+    runs = [run for run in planned_runs if run.key in plan.run_settings]  # winners are derived
     planned_paths = {run.path for run in runs}
-    old_settings: dict[
-        str, dict[str, dict[str, Any]]
-    ] = {}  #: old settings by label and the settings that an edit leaves
+    #: Old settings by label and the settings that an edit leaves.
+    old_settings: dict[str, dict[str, dict[str, Any]]] = {}
     reasons: Counter[tuple[str, ...]] = Counter()
     for run in runs:
         files, label = run.files, run.algorithm

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
+from operator import attrgetter
 from pathlib import Path
 
 from fedpipe.core.components.pinned_files import compute_stat_fingerprint
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage.files import RESULTS
 from fedpipe.core.storage.layout import MergedRoundFiles
-from fedpipe.planning.plan import Plan, PlannedDiagnostic, PlannedRun
+from fedpipe.planning.plan import Plan, PlannedDiagnostic, PlannedRun, add_run
 from fedpipe.settings.execution import Execution
 
 
@@ -56,11 +58,9 @@ class CombinedPlan:
     def runs(self) -> dict[str, PlannedRun]:
         """All runs by path."""
         runs_by_path: dict[str, PlannedRun] = {}
-        for run in (
-            run for plan in self.plans_with_draws for run in plan.runs if str(run.path) not in self.unavailable_runs
-        ):
-            other = runs_by_path.get(str(run.path), run)
-            runs_by_path[str(run.path)] = run if run.rounds > other.rounds else other
+        for run in itertools.chain.from_iterable(plan.runs for plan in self.plans_with_draws):
+            if str(run.path) not in self.unavailable_runs:
+                add_run(runs_by_path, str(run.path), run)
         return runs_by_path
 
     @cached_property
@@ -96,13 +96,8 @@ class CombinedPlan:
     @cached_property
     def diagnostics(self) -> dict[str, PlannedDiagnostic]:
         """All diagnostics by table."""
-        diagnostics = (
-            diagnostic
-            for plan in self.plans
-            for diagnostic in plan.diagnostics
-            if str(diagnostic.run.path) in self.runs
-        )
-        return {str(diagnostic.files.table): diagnostic for diagnostic in diagnostics}
+        diagnostics = itertools.chain.from_iterable(plan.diagnostics for plan in self.plans)
+        return {str(planned.path): planned for planned in diagnostics if str(planned.run.path) in self.runs}
 
     @property
     def execution(self) -> Execution:
@@ -113,12 +108,11 @@ class CombinedPlan:
         SettingsError
             The studies differ in `execution` or `artifacts`.
         """
-        for plan in self.plans[1:]:
-            for section in ("execution", "keep_models"):
-                if getattr(plan, section) != getattr(self.plans[0], section):
-                    name = "artifacts.keep_models" if section == "keep_models" else section
-                    raise SettingsError(
-                        f"{plan.params}: {name} differs from that of {self.plans[0].params}. Use the same value in "
-                        "studies that are run together."
-                    )
-        return self.plans[0].execution
+        first, *others = self.plans
+        for plan, key in itertools.product(others, ("execution", "artifacts.keep_models")):
+            if attrgetter(key)(plan) != attrgetter(key)(first):
+                raise SettingsError(
+                    f"{plan.params}: {key} differs from that of {first.params}. Use the same value in studies that "
+                    "are run together."
+                )
+        return first.execution

@@ -160,8 +160,7 @@ class DerivedStudy:
     @cached_property
     def study_text(self) -> str:
         """Content of the derived file."""
-        body = self._apply_overrides_to_base_text()
-        return f"{self._origin_comment}\n# {self._edit_warning}: {_hash_text(body)}\n{body}"
+        return self._add_head(self._apply_overrides_to_base_text())
 
     @property
     def file_state(self) -> Literal["missing", "current", "outdated", "edited"]:
@@ -171,12 +170,8 @@ class DerivedStudy:
         text = self.path.read_text()
         if text == self.study_text:
             return "current"
-        first_line, _, rest = text.partition("\n")
-        second_line, _, body = rest.partition("\n")
-        is_unedited = (
-            first_line == self._origin_comment and second_line == f"# {self._edit_warning}: {_hash_text(body)}"
-        )
-        return "outdated" if is_unedited else "edited"
+        body = text.split("\n", 2)[-1]  # below the head
+        return "outdated" if text == self._add_head(body) else "edited"
 
     def make_plan(self, preset: str) -> planner.NewPlan:
         """Plan the study without writing anything, except its file if the command in an error reads the file.
@@ -220,14 +215,13 @@ class DerivedStudy:
 
     # -- content -------------------------------------------------------------------------------------------------------
 
-    @property
-    def _origin_comment(self) -> str:
-        return f"# fedpipe derived this study from {self.base} with {self.command_options}"
-
-    @property
-    def _edit_warning(self) -> str:
+    def _add_head(self, body: str) -> str:
+        """Add the two lines with the origin of the settings and their hash."""
+        digest = hashlib.sha256(body.encode()).hexdigest()[:DIGEST_LENGTH]
         return (
-            f"The same option derives it again after {self.base} has changed, but never if you edited the lines below"
+            f"# fedpipe derived this study from {self.base} with {self.command_options}\n"
+            f"# The same option derives it again after {self.base} has changed, but never if you edited the lines "
+            f"below: {digest}\n{body}"
         )
 
     def _apply_overrides_to_base_text(self) -> str:
@@ -260,9 +254,8 @@ class DerivedStudy:
             else:
                 _set_setting(settings, override.key.split("."), override.parse_value(parse_text), override)
                 for changes in presets:
-                    if any(
-                        grid.is_key_within_section(override.key, key) for key in changes
-                    ):  # a preset's section is set before
+                    # A preset's section is set before.
+                    if any(grid.is_key_within_section(override.key, key) for key in changes):
                         changes[override.key] = override.parse_value(parse_text)
 
     def _reject_overrides_without_effect(self, preset: str) -> None:
@@ -282,18 +275,20 @@ class DerivedStudy:
                 raise SettingsError(
                     f"{override}: '{label}' is not in study.algorithms. {suggest_name(label, list(labels))}"
                 )
-            if override.is_grid and override.key not in grid_lists:
-                raise SettingsError(
-                    f"{override} has no effect, because the preset {preset} sets study. Use another preset."
-                )
-            for label, key in [] if override.is_grid else _iterate_method_override_keys(params, labels):
-                if grid.is_key_within_section(key, override.key) or grid.is_key_within_section(override.key, key):
+            if override.is_grid:
+                if override.key not in grid_lists:
+                    raise SettingsError(
+                        f"{override} has no effect, because the preset {preset} sets study. Use another preset."
+                    )
+                continue
+            for label, key in _iterate_method_override_keys(params, labels):
+                if grid.do_keys_overlap(key, override.key):
                     raise SettingsError(
                         f"{override} has no effect on {label}, because algorithms.{label}.overrides sets '{key}'. "
                         f"Change it in {self.base}."
                     )
-            for name, key in [] if override.is_grid else _iterate_grid_keys(grid_lists):
-                if grid.is_key_within_section(key, override.key) or grid.is_key_within_section(override.key, key):
+            for name, key in _iterate_grid_keys(grid_lists):
+                if grid.do_keys_overlap(key, override.key):
                     raise SettingsError(
                         f"{override} does not apply, because '{name}' in study.grid sets {key}. Edit the grid of "
                         f"{self.base}, or remove it with -S 'study.grid={{}}'."
@@ -313,10 +308,6 @@ def _make_yaml_parser() -> YAML:
         type(None), lambda representer, _: representer.represent_scalar("tag:yaml.org,2002:null", "null")
     )
     return editor
-
-
-def _hash_text(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
 
 
 def _set_setting(settings: Any, key_path: Sequence[str], value: Any, override: Override) -> None:

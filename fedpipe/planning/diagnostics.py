@@ -38,10 +38,9 @@ def plan_diagnostics(study_params: Params, cells: Iterable[Cell]) -> tuple[Plann
             )
         for cell in matching_cells:
             for number in diagnostic.rounds:
-                planned_diagnostic = _plan_diagnostic(
-                    name, diagnostic, cell, cell.rounds if number == "last" else number
-                )
-                planned_diagnostics[name, planned_diagnostic.files.path] = planned_diagnostic
+                round_number = cell.rounds if number == "last" else number
+                planned_diagnostic = _plan_diagnostic(name, diagnostic, cell, round_number)
+                planned_diagnostics[name, planned_diagnostic.path] = planned_diagnostic
     return tuple(planned_diagnostics.values())
 
 
@@ -85,7 +84,6 @@ def _plan_diagnostic(name: str, diagnostic: Diagnostic, cell: Cell, round_number
         raise SettingsError(
             f"diagnostics.{name}.rounds: {round_number} is after the last round. Use at most {cell.rounds}."
         )
-    key = compute_json_digest(_build_diagnostic_settings(diagnostic, cell.key, round_number))
     return PlannedDiagnostic(
         name=name,
         kind=diagnostic.kind,
@@ -93,7 +91,7 @@ def _plan_diagnostic(name: str, diagnostic: Diagnostic, cell: Cell, round_number
         run_key=cell.key,
         rounds=cell.rounds,
         round=round_number,
-        key=key,
+        key=compute_json_digest(_build_diagnostic_settings(diagnostic, cell.key, round_number)),
     )
 
 

@@ -16,7 +16,7 @@ import yaml
 
 from fedpipe.core.components import pinned_files, registry
 from fedpipe.core.components.component import DATASET, MODEL, PARTITION, ComponentKind
-from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.errors import ArtifactError, SettingsError, format_error
 from fedpipe.core.storage import files
 from fedpipe.core.yaml_text import read_yaml
 from fedpipe.data import store
@@ -27,6 +27,7 @@ from fedpipe.data.sources.fetch import Fetcher
 from fedpipe.planning import grid
 from fedpipe.settings import loader, parser
 from fedpipe.settings.dataset import DOWNLOAD_COMMAND, Data
+from fedpipe.settings.federation import Federation
 
 
 def is_planned_dataset(name: str) -> bool:
@@ -60,7 +61,7 @@ def download_dataset(name: str) -> Path:
         expected_name = section.dataset_path.stem
     except SettingsError as error:
         raise ArtifactError(
-            f"{settings} is damaged ({' '.join(str(error).split())}). Run `fedpipe plan` to write it again."
+            f"{settings} is damaged ({format_error(error)}). Run `fedpipe plan` to write it again."
         ) from None
     if expected_name != name:
         raise ArtifactError(
@@ -95,10 +96,8 @@ def load_and_save_dataset(dataset: Dataset, fetch: Fetcher, path: Path | None = 
     loaded = dataset.load(fetch)
     arrays = store.convert_to_canonical_arrays(loaded)
     samples = loaded._replace(x=arrays["x"], y=arrays["y"], test=arrays["test"])
-    name, samples_checksum = (
-        registry.get_component_name(DATASET, type(dataset)),
-        store.compute_samples_sha256(samples),
-    )
+    name = registry.get_component_name(DATASET, type(dataset))
+    samples_checksum = store.compute_samples_sha256(samples)
     if samples_checksum != dataset.expected_checksum and (dataset.expected_checksum or not dataset.content_digest):
         raise ArtifactError(
             f"dataset.name: the samples of '{name}' have checksum {samples_checksum}, but "
@@ -214,7 +213,7 @@ def _require_usable_component_file(kind: ComponentKind, settings: dict[str, Any]
     if kind is MODEL:
         component.check_weights_file(facts.shape, facts.classes)
     elif component.is_index_based:
-        clients = parser.parse_federation(settings.get("federation", {})).clients
+        clients = Federation.from_settings(settings.get("federation", {}), "federation").clients
         component.check(clients, facts.classes, facts.size)
 
 
@@ -302,9 +301,8 @@ def _write_key_into_study(
     if not isinstance(node, yaml.MappingNode) or not node.value:
         return False
     if any(name.value == key for name, _ in node.value):
-        return bool(
-            _get_nested_mapping(loader.read_params(params), key_path)[key] == entry
-        )  # an alias has added the key
+        # An alias has added the key.
+        return bool(_get_nested_mapping(loader.read_params(params), key_path)[key] == entry)
     if node.flow_style:
         end = node.value[0][1].end_mark.index
         edited_text = f"{text[:end]}, {key}: {value}{text[end:]}"

@@ -8,6 +8,8 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 from fedpipe.core.errors import SettingsError, suggest_key
@@ -27,10 +29,6 @@ class GridPoint:
         """Text about the point for messages. Empty without a grid."""
         values = ", ".join(f"{name}: {value}" for name, value in self.values.items())
         return [f"at the point {values} of study.grid"] if values else []
-
-    def select_algorithm_values(self, label: str, keys: dict[str, list[str]]) -> dict[str, Any]:
-        """Select the values that concern an algorithm, given the keys that each name sets."""
-        return {name: value for name, value in self.values.items() if has_effect_on_algorithm(keys[name], label)}
 
 
 def collect_grid_keys(study_params: Params, preset_changes: dict[str, Any]) -> dict[str, list[str]]:
@@ -58,7 +56,7 @@ def collect_grid_keys(study_params: Params, preset_changes: dict[str, Any]) -> d
                 "algorithm, or remove it from the grid."
             )
     for (name, key), (other, other_key) in _iterate_conflicting_key_pairs(study_params, keys_by_name):
-        if is_key_within_section(key, other_key) or is_key_within_section(other_key, key):
+        if do_keys_overlap(key, other_key):
             setters = f"'{name}' and '{other}' set" if name != other else f"'{name}' sets"
             keys_text = f"'{key}'" if key == other_key else f"'{key}' and '{other_key}', which overlap"
             raise SettingsError(f"study.grid: {setters} {keys_text}. Set each key once.")
@@ -132,7 +130,7 @@ def build_grid_point_params(
             for position, key in enumerate(keys)
             if any(is_key_within_section(key, one) for one in (*keys[position + 1 :], *preset_changes))
         }
-        yield params, labels, {key: _get_setting(whole, key) for key in keys if key not in void}
+        yield params, labels, {key: reduce(getitem, key.split("."), whole) for key in keys if key not in void}
 
 
 def build_draw_params(
@@ -157,14 +155,6 @@ def build_draw_params(
         overrides = methods.parse_method_options(point_settings, label).overrides
         whole = loader.override_settings(point_settings, overrides, values, preset_changes)
         return parser.parse_params(whole, None, [label], obtain_command)
-
-
-def _get_setting(settings: dict[str, Any], key: str) -> Any:
-    """Get the value at a dotted key."""
-    value: Any = settings
-    for part in key.split("."):
-        value = value[part]
-    return value
 
 
 @contextmanager
@@ -192,21 +182,19 @@ def is_key_within_section(key: str, section: str) -> bool:
     return f"{key}.".startswith(f"{section}.")
 
 
+def do_keys_overlap(key: str, other: str) -> bool:
+    """Whether two dotted keys are equal, or one is a section that contains the other."""
+    return is_key_within_section(key, other) or is_key_within_section(other, key)
+
+
 def _check_grid_key(name: str, key: str, study_params: Params) -> None:
     location = f"study.grid.{name}" if isinstance(study_params.study.grid[name], dict) else "study.grid"
     reject_unknown_key(location, key, study_params)
-    fixed_section = next(
-        (
-            section
-            for section in STUDY_WIDE_SECTIONS
-            if is_key_within_section(key, section) or is_key_within_section(section, key)
-        ),
-        None,
-    )
-    if fixed_section:
-        raise SettingsError(
-            f"{location}: '{key}' can't be varied, because {fixed_section} applies to the whole study. Remove it."
-        )
+    for section in STUDY_WIDE_SECTIONS:
+        if do_keys_overlap(key, section):
+            raise SettingsError(
+                f"{location}: '{key}' can't be varied, because {section} applies to the whole study. Remove it."
+            )
     if is_key_within_section(key, "algorithms") and key.endswith((".protocol", ".title")):
         raise SettingsError(
             f"{location}: '{key}' can't be varied, because a table shows one protocol and one title per method. "
@@ -218,14 +206,12 @@ def _check_grid_key(name: str, key: str, study_params: Params) -> None:
             f"Vary single keys, such as {key}.rounds."
         )
     for label in study_params.study.algorithms:
-        method_key = next(
-            (one for one in study_params.algorithms[label].options.overrides if is_key_within_section(key, one)), None
-        )
-        if method_key:
-            raise SettingsError(
-                f"{location}: '{key}' has no effect on {label}, because algorithms.{label}.overrides sets "
-                f"'{method_key}'. Remove one of them."
-            )
+        for method_key in study_params.algorithms[label].options.overrides:
+            if is_key_within_section(key, method_key):
+                raise SettingsError(
+                    f"{location}: '{key}' has no effect on {label}, because algorithms.{label}.overrides sets "
+                    f"'{method_key}'. Remove one of them."
+                )
 
 
 def reject_unknown_key(location: str, key: str, study_params: Params) -> None:

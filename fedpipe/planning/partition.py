@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from fedpipe.core.components import code_digest, component, registry
-from fedpipe.core.errors import ArtifactError
+from fedpipe.core.errors import ArtifactError, format_error
 from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage import files, layout
 from fedpipe.core.yaml_text import read_yaml
@@ -44,10 +44,8 @@ def is_partition_reproducible(key: str) -> bool:
     """Whether the current code gives the same partition."""
     path, settings = layout.get_assignment_path(key), read_partition_settings(key)
     scheme_settings = settings["partition"]
-    scheme = registry.build_component_from_run_settings(
-        component.PARTITION, scheme_settings | settings.get("origin", {})
-    )
-    if (current_code := code_digest.compute_code_digest(*scheme.list_hashed_code()).text) != scheme_settings["code"]:
+    scheme_code = _build_scheme(settings).list_hashed_code()
+    if (current_code := code_digest.compute_code_digest(*scheme_code).text) != scheme_settings["code"]:
         raise ArtifactError(
             f"it comes from another version of partition scheme '{scheme_settings['scheme']}' "
             f"({scheme_settings['code']}, now {current_code})."
@@ -60,6 +58,11 @@ def is_partition_reproducible(key: str) -> bool:
     )
 
 
+def get_settings_path(key: str) -> Path:
+    """Get the file with the settings of a partition."""
+    return layout.get_assignment_path(key).with_name("partition.yaml")
+
+
 def read_partition_settings(key: str) -> dict[str, Any]:
     """Read the settings of a partition from its ``partition.yaml``, and the path of its scheme's file.
 
@@ -68,7 +71,7 @@ def read_partition_settings(key: str) -> dict[str, Any]:
     ArtifactError
         The file is missing or differs from the key in its folder's name.
     """
-    settings_path = layout.get_assignment_path(key).with_name("partition.yaml")
+    settings_path = get_settings_path(key)
     try:
         settings: dict[str, Any] = read_yaml(settings_path.read_text(), settings_path)
         computed_key = compute_json_digest({name: value for name, value in settings.items() if name != "origin"})
@@ -78,7 +81,7 @@ def read_partition_settings(key: str) -> dict[str, Any]:
         ) from None
     except (AttributeError, TypeError, ValueError) as error:
         raise ArtifactError(
-            f"{settings_path} is damaged ({' '.join(str(error).split())}). Run `fedpipe plan` to write it again."
+            f"{settings_path} is damaged ({format_error(error)}). Run `fedpipe plan` to write it again."
         ) from None
     if computed_key != key:
         raise ArtifactError(
@@ -119,12 +122,17 @@ def collect_omitted_client_warnings(partitions: dict[str, dict[str, Any]], texts
         if settings_digest in checked_settings or not path.is_file():
             continue
         checked_settings.add(settings_digest)
-        settings_path = layout.get_assignment_path(key).with_name("partition.yaml")
+        settings_path = get_settings_path(key)
         settings = read_yaml(texts[str(settings_path)], settings_path)  # includes the path of its file
         with suppress(ArtifactError):  # jobs report it
             samples = store.load_samples(path)
             table = make_assignment_table(settings, samples)
             yield from describe_omitted_clients(key, settings, Assignment.from_table(table))
+
+
+def _build_scheme(settings: dict[str, Any]) -> Scheme:
+    run_settings = settings["partition"] | settings.get("origin", {})
+    return cast(Scheme, registry.build_component_from_run_settings(component.PARTITION, run_settings))
 
 
 def make_assignment_table(settings: dict[str, Any], samples: Samples | store.StoredSamples) -> pa.Table:
@@ -136,12 +144,7 @@ def make_assignment_table(settings: dict[str, Any], samples: Samples | store.Sto
         select_sample_subset(labels, test, dataset["subset"]) if "subset" in dataset else np.arange(len(labels))
     )
     table = assign_samples(
-        cast(
-            Scheme,
-            registry.build_component_from_run_settings(
-                component.PARTITION, settings["partition"] | settings.get("origin", {})
-            ),
-        ),
+        _build_scheme(settings),
         labels[sample_indices],
         test[sample_indices],
         settings["clients"],

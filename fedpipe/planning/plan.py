@@ -172,7 +172,7 @@ class Plan:
     repositories: Annotated[dict[Key, str], Field(exclude_if=not_)] = field(default_factory=dict)
     held_out_notes: tuple[str, ...] = ()  #: sentences about clients that are held out, for captions
     drift_notes: tuple[str, ...] = ()  #: sentences about concept drifts, for captions
-    tuning: PlannedTuning | None = None  #: the draws of section `tune`
+    tuning: Annotated[PlannedTuning | None, Field(exclude_if=not_)] = None  #: the draws of section `tune`
 
     @property
     def keep_models(self) -> str | int:
@@ -264,14 +264,6 @@ class Plan:
         ]
 
     @property
-    def table_size(self) -> tuple[int, int]:
-        """Number of rows and columns of the table, with one protocol and metric."""
-        row_names = self.grid.keys() - {*self.column_grid_names, *self.report.best_over}
-        rows = {(cell.algorithm, *(str(cell.grid.get(name)) for name in sorted(row_names))) for cell in self.cells}
-        columns = {tuple(str(cell.grid[name]) for name in self.column_grid_names) for cell in self.cells}
-        return len(rows), len(columns)
-
-    @property
     def metrics_by_curves_figure(self) -> dict[str, Metric]:
         """Metrics of the figures of curves by the figure's name. The study's first metric has `curves`."""
         first, *others = self.metrics
@@ -305,8 +297,6 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """Convert to the content of ``plan.json``, which does not depend on the results of `tune`."""
         content: dict[str, Any] = _get_plan_type_adapter().dump_python(self.plan_without_tuning, mode="json")
-        if self.tuning is None:
-            del content["tuning"]
         return content
 
     # -- section `tune` ------------------------------------------------------------------------------------------------
@@ -379,8 +369,7 @@ class Plan:
             draws = list(self._list_draw_runs(tuning, search, results)) if has_draws else []
             for cell, run in (*winners, *defaults, *draws):
                 cells[cell.algorithm, cell.seed, str(cell.grid), cell.rounds] = cell
-                other = runs.get((run.algorithm, run.key), run)
-                runs[run.algorithm, run.key] = run if run.rounds > other.rounds else other
+                add_run(runs, (run.algorithm, run.key), run)
         return replace(self, cells=tuple(cells.values()), runs=tuple(runs.values()), tuning=tuning)
 
     def _list_winning_runs(
@@ -444,9 +433,18 @@ class Plan:
             )
         return plan.add_search_results()
 
+    @classmethod
+    def read_study(cls, params: Path, preset: str) -> Plan:
+        """Read the plan of a study. The error about a missing plan has the command that makes it."""
+        path = StudyFiles.from_params(params, preset).plan
+        if not path.is_file():
+            raise ArtifactError(f"{path} is missing. Type `{format_run_command(params, preset)}` first.")
+        return cls.read(path)
+
     def _is_consistent(self) -> bool:
         """Whether the parts of the plan refer to each other consistently."""
         run_keys = {(run.algorithm, run.key) for run in self.runs}
+        searches = self.tuning.searches if self.tuning else ()
         return (
             run_keys >= {(cell.algorithm, cell.key) for cell in self.cells}
             and run_keys >= {(diagnostic.algorithm, diagnostic.run_key) for diagnostic in self.diagnostics}
@@ -460,13 +458,14 @@ class Plan:
             and {*self.method_protocols.values()} <= {*self.protocols}
             and {*self.report.figure_protocols} <= {name.removeprefix(NEW_CLIENTS_PREFIX) for name in self.protocols}
             and set(self.report.best_over) <= self.grid.keys()
-            and self._has_consistent_searches()
+            and all(sum(search.has_cell(cell) for search in searches) == 1 for cell in self.cells if self.tuning)
         )
 
-    def _has_consistent_searches(self) -> bool:
-        """Whether each cell has one search. True without `tune`."""
-        searches = self.tuning.searches if self.tuning else ()
-        return self.tuning is None or all(sum(search.has_cell(cell) for search in searches) == 1 for cell in self.cells)
+
+def add_run(runs: dict[Any, PlannedRun], name: Any, run: PlannedRun) -> None:
+    """Add a run, or extend it if it is planned with fewer rounds."""
+    if name not in runs or run.rounds > runs[name].rounds:
+        runs[name] = run
 
 
 @cache

@@ -30,7 +30,7 @@ from fedpipe.core.yaml_text import format_yaml
 from fedpipe.data import store
 from fedpipe.planning import diagnostics, grid, partition, search
 from fedpipe.planning.new_clients import check_new_clients, check_reported_clients, list_reported_protocols
-from fedpipe.planning.plan import Cell, Plan, PlannedRun
+from fedpipe.planning.plan import Cell, Plan, PlannedRun, add_run
 from fedpipe.planning.rank_test import check_rank_test
 from fedpipe.planning.run_settings import RunSettings
 from fedpipe.planning.rungs import TUNED, TUNING, UNTUNED, Candidate, PlannedSearch, PlannedTuning, Rung
@@ -86,12 +86,10 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
     download_command = format_download_command(path)
     study_settings = loader.read_params(path) if settings is None else settings
     raw, preset_changes = parser.apply_preset(study_settings, preset, download_command)
-    has_preset_files = any(
-        key.partition(".")[0] in PINNABLE_SECTIONS for key in preset_changes
-    )  # no command declares files of the preset
-    study_params = parser.parse_params(
-        raw, None if has_preset_files else download_command, obtain_command=download_command
-    )
+    # No command declares files of the preset.
+    has_preset_files = any(key.partition(".")[0] in PINNABLE_SECTIONS for key in preset_changes)
+    declare_command = None if has_preset_files else download_command
+    study_params = parser.parse_params(raw, declare_command, obtain_command=download_command)
     draft = _PlanDraft(study_params, grid.collect_grid_keys(study_params, preset_changes))
     search.check_tune_section(study_params, preset_changes, draft.grid_keys)
     for point in grid.iterate_grid_points(study_params):
@@ -200,9 +198,8 @@ class _PlanDraft:
 
         algorithms, seeds = self.study_params.study.algorithms, self.study_params.study.seeds
         params_by_label = {label: params for label, (params, _) in settings_by_label.items()}
-        for params in {
-            id(params): params for params in params_by_label.values()
-        }.values():  # many algorithms share settings
+        # Many algorithms share settings.
+        for params in {id(params): params for params in params_by_label.values()}.values():
             self.params.append(params)
             self.warnings += params.warnings
             self.fingerprints |= {
@@ -315,7 +312,11 @@ class _PlanDraft:
             name: [key for key in set_keys if key not in params.ignored_parameters]
             for name, set_keys in self.grid_keys.items()
         }
-        return point.select_algorithm_values(label, effective_keys)
+        return {
+            name: value
+            for name, value in point.values.items()
+            if grid.has_effect_on_algorithm(effective_keys[name], label)
+        }
 
     def _add_run(self, label: str, params: Params, settings: RunSettings) -> PlannedRun:
         """Add a run, or extend it if a shorter one is planned."""
@@ -330,8 +331,7 @@ class _PlanDraft:
         )
         self.held_out.setdefault(run.partition, set()).add(params.federation.draw_held_out_clients(run.seed))
         self._add_run_settings(label, params, settings)
-        other = self.runs.get((label, run.key), run)
-        self.runs[label, run.key] = run if run.rounds > other.rounds else other
+        add_run(self.runs, (label, run.key), run)
         return run
 
     def _add_run_settings(self, label: str, params: Params, settings: RunSettings, is_assumed: bool = False) -> None:
@@ -354,9 +354,8 @@ class _PlanDraft:
             self.repositories |= {key: params.dataset.repository} if params.dataset.repository else {}
         if key not in self.sample_counts:
             self.sample_counts[key] = _estimate_train_and_total_samples(params)
-            partition_file = layout.get_assignment_path(key).with_name("partition.yaml")
             origin = {"origin": params.partition.origin} if params.partition.origin else {}
-            self.file_texts[str(partition_file)] = format_yaml(settings.partition_settings | origin)
+            self.file_texts[str(partition.get_settings_path(key))] = format_yaml(settings.partition_settings | origin)
         return key
 
 
@@ -417,18 +416,15 @@ def _estimate_train_and_total_samples(params: Params) -> tuple[int, int]:
     size = data.subset or data.dataset_info.size
     if params.partition.has_fixed_splits:
         return size, size
-    return (
-        (data.num_partitioned_samples, size)
-        if data.split == "official"
-        else (round(size * (1 - data.test_fraction)), size)
-    )
+    if data.split == "official":
+        return data.num_partitioned_samples, size
+    return round(size * (1 - data.test_fraction)), size
 
 
 def _describe_missing_data(params: Params) -> str:
     """Describe data that need a network. Empty if all are available."""
-    if not (
-        params.dataset.is_available_offline or params.dataset.effective_dataset is not params.dataset.configured_dataset
-    ):
+    data = params.dataset
+    if data.effective_dataset is data.configured_dataset and not data.is_available_offline:
         return "data not here"
     return "weights not here" if params.model.has_missing_weights else ""
 

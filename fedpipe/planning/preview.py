@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedpipe.core.storage import layout
 from fedpipe.core.yaml_text import read_yaml
 from fedpipe.data import class_names, store
 from fedpipe.data.assignment import Assignment
 from fedpipe.planning import planner
-from fedpipe.planning.partition import make_assignment_table
+from fedpipe.planning.partition import get_settings_path, make_assignment_table
 from fedpipe.settings import loader, parser
 from fedpipe.settings.dataset import format_download_command
 
@@ -35,7 +34,7 @@ def preview_partitions(params: Path) -> Iterator[PartitionPreview]:
     study_plan = planner.make_plan(params)
     section = parser.parse_params(loader.read_params(params), format_download_command(params)).dataset
     for key in study_plan.partitions:
-        settings_path = layout.get_assignment_path(key).with_name("partition.yaml")
+        settings_path = get_settings_path(key)
         settings = read_yaml(study_plan.file_texts[str(settings_path)], settings_path)
         path = store.get_stored_dataset_path(settings["dataset"])
         if path.is_file() or path != section.dataset_path:

@@ -16,7 +16,7 @@ def check_rank_test(plan: Plan) -> None:
     """Raise a SettingsError if the table is so small that its rank test never finds a difference."""
     if plan.report.rank_test is None:
         return
-    methods, columns = plan.table_size
+    methods, columns = count_rows_and_columns(plan)
     needed_methods = max(methods, MIN_METHODS)
     needed_columns = count_columns_for_significance(plan.report.rank_test, needed_methods)
     if methods < needed_methods or columns < needed_columns:
@@ -25,6 +25,14 @@ def check_rank_test(plan: Plan) -> None:
             f"{columns}. Use at least {needed_methods} methods and {needed_columns} columns, which are the values of "
             "study.grid that all methods have, or remove it."
         )
+
+
+def count_rows_and_columns(plan: Plan) -> tuple[int, int]:
+    """Count the rows and columns of the table, with one protocol and metric."""
+    row_names = plan.grid.keys() - {*plan.column_grid_names, *plan.report.best_over}
+    rows = {(cell.algorithm, *(str(cell.grid.get(name)) for name in sorted(row_names))) for cell in plan.cells}
+    columns = {tuple(str(cell.grid[name]) for name in plan.column_grid_names) for cell in plan.cells}
+    return len(rows), len(columns)
 
 
 def count_columns_for_significance(rank_test: RankTest, methods: int) -> int:

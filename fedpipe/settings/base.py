@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, cast
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
+    ValidationError,
     ValidatorFunctionWrapHandler,
     WithJsonSchema,
     field_validator,
@@ -17,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from fedpipe.core.errors import reject_booleans_and_huge_numbers
+from fedpipe.core.errors import SettingsError, format_validation_errors, reject_booleans_and_huge_numbers
 
 Protocol = Literal[
     "global-on-global",
@@ -69,6 +70,20 @@ class Section(BaseModel):
         parsed = handler(value)
         reject_booleans_and_huge_numbers(value, parsed)
         return parsed
+
+    @classmethod
+    def from_settings(cls, settings: Any, key: str) -> Self:
+        """Validate the settings of this section alone. ``key`` is its key for messages.
+
+        Raises
+        ------
+        SettingsError
+            One line for each mistake.
+        """
+        try:
+            return cls.model_validate(settings)
+        except ValidationError as error:
+            raise SettingsError("\n".join(format_validation_errors(error, settings, key, lambda _: []))) from None
 
 
 def make_field_omitted_at_default(default: Any, **arguments: Any) -> Any:
@@ -122,25 +137,35 @@ def convert_to_number(value: Any) -> Any:
 class Choice(Section):
     """A choice with keys that depend on it. Keys of other choices are None and not written."""
 
+    section: ClassVar[str]  #: dotted key of the section
+    selector: ClassVar[str]  #: key with the choice
+    #: Keys of each choice with their defaults. `...`: the choice needs the key. None: it has no default.
+    choices: ClassVar[dict[str, dict[str, Any]]]
+
     @model_validator(mode="before")
     @classmethod
     def _fill_defaults_of_choice(cls, raw: Any) -> Any:
         if not isinstance(raw, dict):
             return raw
         given_settings = {name: value for name, value in raw.items() if value is not None}
-        return cls._get_defaults_of_choice(given_settings) | given_settings
+        choice = given_settings.get(cls.selector, cls.model_fields[cls.selector].default)
+        defaults = cls.choices.get(str(choice), {})
+        return {name: value for name, value in defaults.items() if value not in (None, ...)} | given_settings
 
-    @classmethod
-    def _get_defaults_of_choice(cls, given_settings: dict[str, Any]) -> dict[str, Any]:
-        """Get the default of each key that the choice has."""
-        raise NotImplementedError
-
-    def _reject_keys_of_other_choices(self, key: str, selector: str, allowed_keys: Sequence[str]) -> None:
-        for name in sorted(self.model_fields_set - {selector, *allowed_keys}):
+    @model_validator(mode="after")
+    def _check_keys_of_choice(self) -> Self:
+        choice, all_keys = getattr(self, self.selector), {key for keys in self.choices.values() for key in keys}
+        common_keys = [key for key in type(self).model_fields if key not in {self.selector, *all_keys}]
+        allowed_keys = [*common_keys, *self.choices[choice]]
+        for key in sorted(self.model_fields_set - {self.selector, *allowed_keys}):
             raise ValueError(
-                f"{key}.{name}: {getattr(self, name)} can't be used with {getattr(self, selector)}, which has "
+                f"{self.section}.{key}: {getattr(self, key)} can't be used with {choice}, which has "
                 f"{' and '.join(allowed_keys)}. Remove it."
             )
+        for key, default in self.choices[choice].items():
+            if default is ... and getattr(self, key) is None:
+                raise ValueError(f"{self.section}.{key}: missing, but {choice} needs it. Give a value.")
+        return self
 
     @model_serializer(mode="wrap")
     def _omit_unused_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -204,9 +204,8 @@ class Data(Section):
     @property
     def unused_keys(self) -> tuple[str, ...]:
         """Its keys that have no effect, because the inputs are not texts."""
-        return (
-            tuple(key for key in TEXT_KEYS if key in self.run_settings) if self.dataset_info.vocabulary is None else ()
-        )
+        has_texts = self.dataset_info.vocabulary is not None
+        return () if has_texts else tuple(key for key in TEXT_KEYS if key in self.run_settings)
 
     @property
     def extra_columns(self) -> Mapping[str, Column]:

@@ -83,7 +83,10 @@ class Locals(_Diagnostic):
 
 
 Diagnostic = HeadNorms | Features | Surface | Gradients | Locals
-DIAGNOSTIC_KINDS = tuple(get_args(diagnostic.model_fields["kind"].annotation)[0] for diagnostic in get_args(Diagnostic))
+#: Section of each kind.
+DIAGNOSTIC_KINDS: dict[str, type[Diagnostic]] = {
+    get_args(section.model_fields["kind"].annotation)[0]: section for section in get_args(Diagnostic)
+}
 
 
 def get_diagnostic_kind(value: Any) -> str:
@@ -98,7 +101,7 @@ def _check_diagnostic_kinds(entries: Any) -> Any:
         if not isinstance(entry, dict) or "kind" not in entry:
             raise ValueError(f"diagnostics.{name}: kind is missing. Use one of: {', '.join(DIAGNOSTIC_KINDS)}.")
         if entry["kind"] not in DIAGNOSTIC_KINDS:
-            hint = suggest_name(str(entry["kind"]), DIAGNOSTIC_KINDS)
+            hint = suggest_name(str(entry["kind"]), [*DIAGNOSTIC_KINDS])
             raise ValueError(f"diagnostics.{name}.kind: unknown kind '{entry['kind']}'. {hint}")
     return entries
 

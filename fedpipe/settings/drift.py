@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
-from typing_extensions import override
+from pydantic import Field, field_validator
 
 from fedpipe.core import rng
 from fedpipe.core.errors import SettingsError
 from fedpipe.settings.base import NUMBER_OR_NAME, Choice, ClientNumber, check_and_sort_clients
 
-DRIFT_KEYS: dict[str, list[str]] = {"labels": ["label_map"], "rotation": ["angle"]}  #: keys of each kind
 DEFAULT_ANGLE = 180
 
 Class = Annotated[int, Field(ge=0)]
@@ -26,6 +24,10 @@ class Drift(Choice):
     Concept Drift, AISTATS 2023). The rotations are those of the clusters of IFCA (Ghosh et al., An Efficient Framework
     for Clustered Federated Learning, NeurIPS 2020).
     """
+
+    section = "federation.drift"
+    selector = "kind"
+    choices: ClassVar = {"labels": {"label_map": None}, "rotation": {"angle": DEFAULT_ANGLE}}
 
     round: int = Field(ge=1, strict=True, description="First round with the new concept.")
     clients: DriftingClients = Field(
@@ -44,16 +46,6 @@ class Drift(Choice):
     angle: Literal[90, 180, 270] | None = Field(
         None, description=f"Counterclockwise angle in degrees (rotation). Default {DEFAULT_ANGLE}."
     )
-
-    @override
-    @classmethod
-    def _get_defaults_of_choice(cls, given_settings: dict[str, Any]) -> dict[str, Any]:
-        return {"angle": DEFAULT_ANGLE} if given_settings.get("kind") == "rotation" else {}
-
-    @model_validator(mode="after")
-    def _reject_unused_drift_keys(self) -> Drift:
-        self._reject_keys_of_other_choices("federation.drift", "kind", ["round", "clients", *DRIFT_KEYS[self.kind]])
-        return self
 
     @field_validator("clients")
     @classmethod

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field, field_validator, model_validator
-from typing_extensions import override
 
 from fedpipe.core import rng
 from fedpipe.settings.base import Choice, ClientNumber, Section, check_and_sort_clients, make_field_omitted_at_default
 from fedpipe.settings.drift import Drift
 
-#: Parameters of each server optimizer except its rate, with defaults.
-SERVER_OPTIMIZER_DEFAULTS: dict[str, dict[str, float]] = {
-    "sgd": {},
-    "momentum": {"momentum": 0.9},
-    "adam": {"beta1": 0.9, "beta2": 0.99, "tau": 0.001},
-    "yogi": {"beta1": 0.9, "beta2": 0.99, "tau": 0.001},
-    "adagrad": {"beta1": 0.0, "tau": 0.001},
-}
-
 
 class Server(Choice):
     """The server's optimizer, whose gradient is the clients' mean update."""
+
+    section = "federation.server"
+    selector = "optimizer"
+    choices: ClassVar = {
+        "sgd": {},
+        "momentum": {"momentum": 0.9},
+        "adam": {"beta1": 0.9, "beta2": 0.99, "tau": 0.001},
+        "yogi": {"beta1": 0.9, "beta2": 0.99, "tau": 0.001},
+        "adagrad": {"beta1": 0.0, "tau": 0.001},
+    }
 
     optimizer: Literal["sgd", "momentum", "adam", "yogi", "adagrad"] = Field(
         "sgd",
@@ -37,34 +37,23 @@ class Server(Choice):
         None, gt=0, description="Added to the root of the second moment (adam, yogi, adagrad). Default 0.001."
     )
 
-    @override
-    @classmethod
-    def _get_defaults_of_choice(cls, given_settings: dict[str, Any]) -> dict[str, Any]:
-        return SERVER_OPTIMIZER_DEFAULTS.get(str(given_settings.get("optimizer", "sgd")), {})
-
-    @model_validator(mode="after")
-    def _check_optimizer_keys(self) -> Server:
-        allowed_keys = ["learning_rate", *SERVER_OPTIMIZER_DEFAULTS[self.optimizer]]
-        self._reject_keys_of_other_choices("federation.server", "optimizer", allowed_keys)
-        return self
-
     @property
     def is_plain_averaging(self) -> bool:
         """Whether the next model is the mean of the uploads, as without an optimizer."""
         return self.optimizer == "sgd" and self.learning_rate == 1
 
 
-#: Parameters of each schedule except warm-up rounds, with defaults. None: required.
-SCHEDULE_DEFAULTS: dict[str, dict[str, float | None]] = {
-    "constant": {},
-    "step": {"step_size": None, "gamma": 0.1},
-    "exponential": {"gamma": None},
-    "cosine": {"period": None, "minimum": 0.0},
-}
-
-
 class Schedule(Choice):
     """The clients' learning rate by round, like torch.optim.lr_scheduler by epoch (:meth:`compute_learning_rate`)."""
+
+    section = "federation.schedule"
+    selector = "name"
+    choices: ClassVar = {
+        "constant": {},
+        "step": {"step_size": ..., "gamma": 0.1},
+        "exponential": {"gamma": ...},
+        "cosine": {"period": ..., "minimum": 0.0},
+    }
 
     name: Literal["constant", "step", "exponential", "cosine"] = Field(
         "constant",
@@ -84,21 +73,6 @@ class Schedule(Choice):
         description="Rounds of linear warm-up before the schedule. The w-th has w/warmup of the rate.",
     )
 
-    @override
-    @classmethod
-    def _get_defaults_of_choice(cls, given_settings: dict[str, Any]) -> dict[str, Any]:
-        defaults = SCHEDULE_DEFAULTS.get(str(given_settings.get("name", "constant")), {})
-        return {name: value for name, value in defaults.items() if value is not None}
-
-    @model_validator(mode="after")
-    def _check_schedule_keys(self) -> Schedule:
-        allowed_keys = ["warmup", *SCHEDULE_DEFAULTS[self.name]]
-        self._reject_keys_of_other_choices("federation.schedule", "name", allowed_keys)
-        for name in allowed_keys:
-            if getattr(self, name) is None:
-                raise ValueError(f"federation.schedule.{name}: missing, but {self.name} needs it. Give a value.")
-        return self
-
     @property
     def is_constant(self) -> bool:
         """Whether every round has the same rate."""
@@ -115,10 +89,8 @@ class Schedule(Choice):
             case "exponential":
                 return base * float(cast(float, self.gamma) ** elapsed_rounds)
             case "cosine":
-                minimum, fraction = (
-                    cast(float, self.minimum),
-                    (1 + math.cos(math.pi * elapsed_rounds / cast(int, self.period))) / 2,
-                )
+                minimum = cast(float, self.minimum)
+                fraction = (1 + math.cos(math.pi * elapsed_rounds / cast(int, self.period))) / 2
                 return minimum + (base - minimum) * fraction
         return base
 
@@ -126,9 +98,8 @@ class Schedule(Choice):
 HeldOut = Annotated[float, Field(ge=0, lt=1)] | tuple[ClientNumber, ...]
 
 
-class Federation(
-    Section
-):  # declare a new field by `make_field_omitted_at_default`, because all others are in runs' keys
+# Declare a new field by `make_field_omitted_at_default`, because all others are in runs' keys.
+class Federation(Section):
     """Clients, rounds, local training and aggregation."""
 
     clients: int = Field(
@@ -217,23 +188,43 @@ class Federation(
         return raw if steps is None else raw | {"local_epochs": None}
 
     @model_validator(mode="after")
-    def _check_schedule_minimum(self) -> Federation:
+    def _check_keys_together(self) -> Federation:
         minimum = self.schedule.minimum
         if minimum is not None and minimum > self.learning_rate:
             raise ValueError(
                 f"federation.schedule.minimum: {minimum} is more than federation.learning_rate. "
                 f"Use at most {self.learning_rate}."
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_precision(self) -> Federation:
         if self.precision == "bfloat16" and self.dtype != "float32":
             raise ValueError(
                 f"federation.precision: bfloat16 can't be used with federation.dtype {self.dtype}. Use full, or "
                 "federation.dtype float32."
             )
+        if self.optimizer != "sgd" and self.momentum:
+            raise ValueError(
+                f"federation.momentum: {self.momentum} can't be used with {self.optimizer}. Use 0, or optimizer sgd."
+            )
+        self._check_held_out()
+        if self.drift is not None:
+            self.drift.check_clients(self.clients)
         return self
+
+    def _check_held_out(self) -> None:
+        held_out, clients, problem = self.held_out, self.clients, ""
+        if isinstance(held_out, tuple) and held_out[-1] >= clients:
+            problem = f"{list(held_out)} has {held_out[-1]}, but there are {clients} clients. Use 0 to {clients - 1}"
+        elif held_out and not self.num_held_out_clients:
+            problem = f"{held_out} of {clients} clients is less than one client. Use a larger fraction, or 0"
+        elif self.num_held_out_clients >= clients:
+            value = list(held_out) if isinstance(held_out, tuple) else held_out
+            problem = f"{value} of {clients} clients leaves no client that trains. Use fewer"
+        if problem:
+            raise ValueError(f"federation.held_out: {problem}.")
+
+    @field_validator("held_out")
+    @classmethod
+    def _sort_held_out_clients(cls, held_out: float | tuple[int, ...]) -> float | tuple[int, ...]:
+        return check_and_sort_clients(held_out, "Use 0, or list at least one.")
 
     def with_round_learning_rate(self, round_number: int) -> Federation:
         """Copy with the learning rate of a round."""
@@ -253,39 +244,6 @@ class Federation(
     def compute_dtype(self) -> str:
         """Lowest precision of its computations."""
         return self.dtype if self.precision == "full" else self.precision
-
-    @model_validator(mode="after")
-    def _check_momentum(self) -> Federation:
-        if self.optimizer != "sgd" and self.momentum:
-            raise ValueError(
-                f"federation.momentum: {self.momentum} can't be used with {self.optimizer}. Use 0, or optimizer sgd."
-            )
-        return self
-
-    @field_validator("held_out")
-    @classmethod
-    def _sort_held_out_clients(cls, held_out: float | tuple[int, ...]) -> float | tuple[int, ...]:
-        return check_and_sort_clients(held_out, "Use 0, or list at least one.")
-
-    @model_validator(mode="after")
-    def _check_held_out(self) -> Federation:
-        held_out, clients, problem = self.held_out, self.clients, ""
-        if isinstance(held_out, tuple) and held_out[-1] >= clients:
-            problem = f"{list(held_out)} has {held_out[-1]}, but there are {clients} clients. Use 0 to {clients - 1}"
-        elif held_out and not self.num_held_out_clients:
-            problem = f"{held_out} of {clients} clients is less than one client. Use a larger fraction, or 0"
-        elif self.num_held_out_clients >= clients:
-            value = list(held_out) if isinstance(held_out, tuple) else held_out
-            problem = f"{value} of {clients} clients leaves no client that trains. Use fewer"
-        if problem:
-            raise ValueError(f"federation.held_out: {problem}.")
-        return self
-
-    @model_validator(mode="after")
-    def _check_drift(self) -> Federation:
-        if self.drift is not None:
-            self.drift.check_clients(self.clients)
-        return self
 
     @property
     def num_held_out_clients(self) -> int:

@@ -10,19 +10,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    PlainSerializer,
-    ValidationError,
-    WithJsonSchema,
-    field_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, WithJsonSchema, field_validator
 
 from fedpipe.core.components import registry
 from fedpipe.core.components.component import ALGORITHM, MODEL, PARTITION, Component, ComponentKind, list_parameters
-from fedpipe.core.errors import SettingsError, find_nearest_name, format_validation_errors, suggest_name
+from fedpipe.core.errors import SettingsError, find_nearest_name, suggest_name
 from fedpipe.settings.base import LABEL_PATTERN, Label, Protocol, Section
 
 #: Keys of `federation` that a method can't override, because they determine the data
@@ -124,12 +116,7 @@ def _parse_method_entry_options(entry: Any, label: str) -> MethodOptions:
     method_settings = (
         {name: value for name, value in entry.items() if name in METHOD_KEYS} if isinstance(entry, Mapping) else {}
     )
-    try:
-        return MethodOptions.model_validate(method_settings)
-    except ValidationError as error:
-        raise SettingsError(
-            "\n".join(format_validation_errors(error, method_settings, f"algorithms.{label}", lambda _: []))
-        ) from None
+    return MethodOptions.from_settings(method_settings, f"algorithms.{label}")
 
 
 def parse_method(entry: Any, label: str) -> Method:

@@ -20,6 +20,7 @@ from fedpipe.data.partitions.base import ColumnScheme
 from fedpipe.data.samples import Column
 from fedpipe.settings.dataset import Data
 from fedpipe.settings.federation import Federation
+from fedpipe.settings.loader import override_settings
 
 MAX_LISTED = 10  #: maximum number of known names in a message
 
@@ -38,12 +39,15 @@ def replace_names_by_numbers(settings: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(settings.get("federation") or {}, Mapping):
         return settings
     federation = _convert_to_mapping(settings.get("federation"))
-    drift, scheme_settings = (
-        _convert_to_mapping(federation.get("drift")),
-        _convert_to_mapping(settings.get("partition")),
-    )
-    client_lists: dict[str, Any] = {"held_out": federation.get("held_out"), "drift.clients": drift.get("clients")}
-    client_lists = {key: value for key, value in client_lists.items() if isinstance(value, (list, tuple))}
+    drift = _convert_to_mapping(federation.get("drift"))
+    scheme_settings = _convert_to_mapping(settings.get("partition"))
+    clients_by_key = {
+        "federation.held_out": federation.get("held_out"),
+        "federation.drift.clients": drift.get("clients"),
+    }
+    client_lists: dict[str, Any] = {
+        key: clients for key, clients in clients_by_key.items() if isinstance(clients, (list, tuple))
+    }
     label_map: Any = drift.get("label_map")
     needs_count = scheme_settings.get(PARTITION.selector) == "natural" and "clients" not in federation
     if not (needs_count or client_lists or isinstance(label_map, Mapping)):
@@ -58,19 +62,14 @@ def replace_names_by_numbers(settings: dict[str, Any]) -> dict[str, Any]:
         return settings | {"federation": unnamed}
     changes: dict[str, Any] = {}
     if needs_count:
-        changes["clients"] = _count_clients(dataset, scheme)
-    num_clients = changes.get("clients", federation.get("clients", Federation.model_fields["clients"].default))
-    numbers = {
-        key: _find_client_numbers(f"federation.{key}", value, settings, dataset, scheme, num_clients)
-        for key, value in client_lists.items()
-    }
-    if "held_out" in numbers:
-        changes["held_out"] = numbers["held_out"]
-    if "drift.clients" in numbers:
-        drift |= {"clients": numbers["drift.clients"]}
+        changes["federation.clients"] = _count_clients(dataset, scheme)
+    default = federation.get("clients", Federation.model_fields["clients"].default)
+    num_clients = changes.get("federation.clients", default)
+    for key, clients in client_lists.items():
+        changes[key] = _find_client_numbers(key, clients, settings, dataset, scheme, num_clients)
     if isinstance(label_map, Mapping):
-        drift |= {"label_map": _replace_class_names_by_numbers(label_map, dataset)}
-    return settings | {"federation": {**federation, **changes, **({"drift": drift} if drift else {})}}
+        changes["federation.drift.label_map"] = _replace_class_names_by_numbers(label_map, dataset)
+    return override_settings(settings | {"federation": federation}, changes)
 
 
 def _convert_to_mapping(value: Any) -> dict[str, Any]:

@@ -27,20 +27,10 @@ from fedpipe.settings.study import Study
 from fedpipe.settings.transforms import Transforms
 from fedpipe.settings.tune import Tune
 
-KEYWISE_SECTIONS = (
-    "federation",
-)  #: sections that you can't set as a whole, because missing keys would get their defaults
-
-
-STUDY_WIDE_SECTIONS = (
-    "study",
-    "execution",
-    "artifacts",
-    "report",
-    "presets",
-    "diagnostics",
-    "tune",
-)  #: sections that are the same for the whole study
+#: Sections that you can't set as a whole, because missing keys would get their defaults.
+KEYWISE_SECTIONS = ("federation",)
+#: Sections that are the same for the whole study.
+STUDY_WIDE_SECTIONS = ("study", "execution", "artifacts", "report", "presets", "diagnostics", "tune")
 
 
 def _check_presets(presets: dict[str, Any]) -> dict[str, Any]:
@@ -95,28 +85,26 @@ class Params(Section):
     @property
     def warnings(self) -> list[str]:
         """Warnings about ignored parameters and unusual settings."""
+        warnings = [*self.ignored_parameters.values()]
+        stack, model = self.execution.stack, registry.get_component_name(MODEL, type(self.model))
+        if stack not in ("auto", 1) and not self.model.is_stackable:
+            warnings.append(
+                f"execution.stack: {stack} has no effect with model.name {model}, because PyTorch can't vectorize its "
+                "layers over clients. Clients train one by one."
+            )
+        if (num_new_clients := self.federation.num_held_out_clients) and self.report.clients == "seen":
+            warnings.append(
+                f"federation.held_out: tables and curves omit {num_new_clients} of {self.federation.clients} clients, "
+                "which never participate. Set report.clients to both or new to see them."
+            )
         schedule, rounds = self.federation.schedule, self.federation.rounds
         restart_round = schedule.warmup + (schedule.period or rounds)
-        rise_warning = (
-            f"federation.schedule.period: {schedule.period} ends after round {restart_round} of {rounds}. Then the "
-            "learning rate rises again, as in CosineAnnealingLR."
-        )
-        num_new_clients, are_reported = self.federation.num_held_out_clients, self.report.clients != "seen"
-        new_clients_warning = (
-            f"federation.held_out: tables and curves omit {num_new_clients} of {self.federation.clients} clients, "
-            "which never participate. Set report.clients to both or new to see them."
-        )
-        stack, model = self.execution.stack, registry.get_component_name(MODEL, type(self.model))
-        stack_warning = (
-            f"execution.stack: {stack} has no effect with model.name {model}, because PyTorch can't vectorize its "
-            "layers over clients. Clients train one by one."
-        )
-        return [
-            *self.ignored_parameters.values(),
-            *([stack_warning] if stack not in ("auto", 1) and not self.model.is_stackable else []),
-            *([new_clients_warning] if num_new_clients and not are_reported else []),
-            *([rise_warning] if restart_round < rounds and schedule.name == "cosine" else []),
-        ]
+        if schedule.name == "cosine" and restart_round < rounds:
+            warnings.append(
+                f"federation.schedule.period: {schedule.period} ends after round {restart_round} of {rounds}. Then the "
+                "learning rate rises again, as in CosineAnnealingLR."
+            )
+        return warnings
 
     @property
     def pinned_files(self) -> dict[str, PinnedFile]:

@@ -5,20 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from functools import partial
 from types import UnionType
-from typing import Any, Union, cast, get_args, get_origin
+from typing import Any, Union, get_args, get_origin
 
-from pydantic import (
-    ValidationError,
-)
+from pydantic import ValidationError
 
 from fedpipe.core.components import registry
 from fedpipe.core.components.component import PARTITION, list_parameters
 from fedpipe.core.errors import Location, SettingsError, format_validation_errors, suggest_name
 from fedpipe.core.storage.layout import FULL_PRESET
-from fedpipe.settings.base import Section
 from fedpipe.settings.dataset import DOWNLOAD_COMMAND, Data
-from fedpipe.settings.diagnostics import DIAGNOSTIC_KINDS, Diagnostic, get_diagnostic_kind
-from fedpipe.settings.federation import Federation
+from fedpipe.settings.diagnostics import DIAGNOSTIC_KINDS, get_diagnostic_kind
 from fedpipe.settings.loader import override_settings
 from fedpipe.settings.names import replace_names_by_numbers
 from fedpipe.settings.params import STUDY_WIDE_SECTIONS, Params
@@ -99,27 +95,15 @@ def parse_params(
 
 
 def parse_dataset(settings: Any) -> Data:
-    """Validate the section `dataset` (see :func:`parse_params`)."""
-    return cast(Data, _validate_section(Data, "dataset", settings))
-
-
-def parse_federation(settings: Any) -> Federation:
-    """Validate the section `federation` (see :func:`parse_params`)."""
-    return cast(Federation, _validate_section(Federation, "federation", settings))
-
-
-def _validate_section(kind: type[Section], name: str, settings: Any) -> Section:
-    try:
-        return kind.model_validate(settings)
-    except ValidationError as error:
-        raise SettingsError("\n".join(format_validation_errors(error, settings, name, lambda _: []))) from None
+    """Validate the section `dataset` alone (see :func:`parse_params`)."""
+    return Data.from_settings(settings, "dataset")
 
 
 def _list_known_keys(location: Location, settings: Any) -> list[str]:
     section: Any = Params
     if location[:1] == ("diagnostics",) and len(location) == 2:
         kind = get_diagnostic_kind(settings["diagnostics"][location[1]])
-        section, location = dict(zip(DIAGNOSTIC_KINDS, get_args(Diagnostic), strict=True))[kind], ()
+        section, location = DIAGNOSTIC_KINDS[kind], ()
     for part in location:
         if not hasattr(section, "model_fields"):  # the key of a mapping
             section = get_args(section)[1]

@@ -160,7 +160,7 @@ class Tune(Section):
         return rungs
 
     @model_validator(mode="after")
-    def _check_tpe_batches(self) -> Tune:
+    def _require_several_draws(self) -> Tune:
         if self.sampler == "tpe" and len(self.rungs) == 1:
             raise ValueError(
                 f"sampler tpe can't be used with rungs {[*self.rungs]}, because new values are drawn after each rung "
@@ -171,10 +171,6 @@ class Tune(Section):
                 f"{self.draws} draws can't be used with sampler tpe and {len(self.rungs)} rungs, because fewer than "
                 "two are in the first batch. Use more draws, or fewer rungs."
             )
-        return self
-
-    @model_validator(mode="after")
-    def _require_several_draws_in_last_rung(self) -> Tune:
         if self.draw_counts[-1] < 2:
             needed = KEPT_FRACTION ** (len(self.rungs) - 1) + 1
             raise ValueError(

@@ -194,11 +194,9 @@ class Dag:
     def _get_rung_marker(self, run: PlannedRun, rounds: int) -> dict[str, str]:
         """Get the marker of a draw's merged rounds at the end of a rung. The next rung waits for the merge."""
         is_rung_end = run.path in self.plan.draw_run_paths and rounds in self.plan.round_counts_by_run[str(run.path)]
-        return (
-            {"merged": str(run.files.get_merged_files(rounds).marker)}
-            if is_rung_end and not self.has_one_job_per_run
-            else {}
-        )
+        if self.has_one_job_per_run or not is_rung_end:
+            return {}
+        return {"merged": str(run.files.get_merged_files(rounds).marker)}
 
     def count_blocks(self, wildcards: Wildcards) -> int:
         """Count the blocks of a round's participants."""
@@ -333,7 +331,7 @@ class Dag:
             *(
                 path
                 for plan in self.plan.plans_with_all_runs
-                for path in (*get_table_output(plan), *get_figure_output(plan))
+                for path in (*get_table_output(plan), *map(str, plan.figure_files))
             ),
         ]
 
@@ -435,11 +433,6 @@ def _list_merged_files(merged_files: Iterable[MergedRoundFiles]) -> list[str]:
 def _list_partition_files(partitions: Iterable[str]) -> list[str]:
     """List all files of partitions that tables read."""
     return [str(path) for key in partitions for path in (get_assignment_path(key), get_heterogeneity_path(key))]
-
-
-def get_figure_output(plan: Plan) -> list[str]:
-    """List the figures of a study."""
-    return list(map(str, plan.figure_files))
 
 
 def convert_to_wildcards_function(plan: Plan, function: Callable[[str], _T]) -> Callable[[Wildcards], _T]:

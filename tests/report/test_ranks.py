@@ -14,7 +14,7 @@ from scipy import stats
 
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import layout
-from fedpipe.planning.rank_test import check_rank_test, count_columns_for_significance
+from fedpipe.planning.rank_test import check_rank_test, count_columns_for_significance, count_rows_and_columns
 from fedpipe.report import contents, ranks, tables
 from fedpipe.report.data import StudyData
 from fedpipe.report.figures import style
@@ -201,7 +201,7 @@ def test_ranked_table_has_row_per_grid_value_of_one_method(make):
     for index in range(len(tree.runs)):
         tree.write(index, [{"global-on-global": [(index, 10)]}])
     tree.change(report=Report(rank_test="nemenyi"))
-    assert tree.plan.table_size == (3, 3)
+    assert count_rows_and_columns(tree.plan) == (3, 3)
     table = ranks.build_ranked_table(StudyData(tree.plan))
     assert {*table.scores} == {"fedavg", "fedprox (mu=1)", "fedprox (mu=2)"}
     assert {len(scores) for scores in table.scores.values()} == {3}

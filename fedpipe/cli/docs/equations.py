@@ -4,42 +4,26 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from html.entities import html5
 
+#: Symbols that HTML names otherwise or does not have, and functions whose names mean symbols in HTML.
 SYMBOLS = {
-    "leftarrow": "←",
-    "rightarrow": "→",
     "to": "→",
     "sum": "Σ",
     "prod": "Π",
-    "nabla": "∇",
-    "in": "∈",
-    "le": "≤",
-    "ge": "≥",
-    "ne": "≠",
-    "approx": "≈",
     "sim": "~",
-    "propto": "∝",
-    "times": "×",
     "cdot": "·",
-    "odot": "⊙",
-    "pm": "±",
     "infty": "∞",
-    "ell": "ℓ",
     "jmath": "j",
     "ldots": "…",
     "dots": "…",
     "lVert": "‖",
     "rVert": "‖",
-    "Vert": "‖",
     "lvert": "|",
     "rvert": "|",
     "mid": "|",
-    "langle": "⟨",
-    "rangle": "⟩",
-    "lfloor": "⌊",
-    "rfloor": "⌋",
-    "lceil": "⌈",
-    "rceil": "⌉",
+    "sup": "sup",
+    "Pr": "Pr",
     "quad": "  ",
     "qquad": "    ",
     "{": "{",
@@ -53,16 +37,6 @@ SYMBOLS = {
 }
 IGNORED_COMMANDS = {"Bigl", "Bigr", "bigl", "bigr", "Big", "big", "left", "right", "displaystyle", "limits"}
 ACCENTS = {"tilde": "\u0303", "hat": "\u0302", "bar": "\u0304"}
-FUNCTION_NAMES = {
-    "min",
-    "max",
-    "arg",
-    "log",
-    "exp",
-    "cos",
-    "sin",
-    "softmax",
-}  #: functions, with a space before their arguments
 SUPERSCRIPTS = dict(
     zip("0123456789+-=()abcdefghijklmnoprstuvwxyzTNK*⊤'", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ᵃᵇᶜᵈᵉᶠᵍʰⁱʲᵏˡᵐⁿᵒᵖʳˢᵗᵘᵛʷˣʸᶻᵀᴺᴷ*ᵀ'", strict=True)
 )
@@ -134,16 +108,7 @@ def _parse_tex_token(tokens: list[re.Match[str]], position: int) -> tuple[str, i
     if command == "mathbb":
         argument, position = _parse_tex_argument(tokens, position)
         return {"R": "ℝ", "E": "𝔼", "1": "𝟙"}.get(argument, argument), position
-    if command in SYMBOLS:
-        return SYMBOLS[command], position
-    if command in FUNCTION_NAMES:
-        return command, position
-    kind = "CAPITAL" if command[0].isupper() else "SMALL"
-    try:
-        letter = {"lambda": "lamda", "Lambda": "lamda"}.get(command, command)
-        return unicodedata.lookup(f"GREEK {kind} LETTER {letter.upper()}"), position
-    except KeyError:
-        return command, position
+    return SYMBOLS.get(command, html5.get(f"{command};", command)), position
 
 
 def _parse_tex_argument(tokens: list[re.Match[str]], position: int) -> tuple[str, int]:

@@ -22,11 +22,8 @@ from fedpipe.testing import Trial, make_trial
 
 PEERS_FILE = Path(__file__).with_name("peers.yaml")
 SHAPE, CLASSES, CLIENTS = (1, 28, 28), 10, 10
-PERSONAL_HOOKS = (
-    "predict",
-    "personal_passes",
-    "finetune_passes",
-)  #: a method that overrides one has a model for each client
+#: A method that overrides one of these has a model for each client.
+PERSONAL_HOOKS = ("predict", "personal_passes", "finetune_passes")
 
 
 def render_methods_overview() -> str:

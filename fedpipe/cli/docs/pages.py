@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import importlib.util
 import inspect
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from fedpipe.cli.docs import equations
 from fedpipe.cli.docs.commands import render_commands_page
@@ -26,9 +25,10 @@ from fedpipe.core.components.component import (
     get_docstring_summary,
     list_parameters,
 )
+from fedpipe.core.components.module_graph import find_source_file
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage import files
-from fedpipe.settings import diagnostics
+from fedpipe.settings.diagnostics import DIAGNOSTIC_KINDS
 from fedpipe.settings.schema import build_json_schema
 
 #: Snakemake's assets that Vega does not need.
@@ -76,11 +76,11 @@ def write_docs() -> None:
     """
     if not Path("docs").is_dir():
         raise SettingsError("docs: the folder does not exist. Type `fedpipe docs` in the folder of a clone.")
-    pages = {Path(f"docs/{kind.plural}.md"): render_components_page(kind) for kind in COMPONENT_KINDS}
-    pages |= {Path("docs/settings.md"): render_settings_page(), Path("params.schema.json"): render_json_schema()}
-    pages |= {Path("docs/cli.md"): render_commands_page()}
-    for path, text in (pages | {Path(".dvc/plots/page.html"): render_plots_page()}).items():
-        files.write_bytes(path, text.encode())
+    pages = {f"docs/{kind.plural}.md": render_components_page(kind) for kind in COMPONENT_KINDS}
+    pages |= {"docs/settings.md": render_settings_page(), "docs/cli.md": render_commands_page()}
+    pages |= {"params.schema.json": render_json_schema(), ".dvc/plots/page.html": render_plots_page()}
+    for path, text in pages.items():
+        files.write_bytes(Path(path), text.encode())
 
 
 def render_json_schema() -> str:
@@ -90,51 +90,39 @@ def render_json_schema() -> str:
 
 def render_components_page(kind: ComponentKind) -> str:
     """Render the page of a kind of components: a table of contents and one section per component."""
-    components = {name: registry.find_component(kind, name) for name in registry.list_components(kind)}
-    documented_components = {name: registry.add_dw_parameter(kind, component) for name, component in components.items()}
-    fields = {name: set(_get_parameter_defaults(component)) for name, component in documented_components.items()}
-    own_fields = {name: set(_get_parameter_defaults(component)) for name, component in components.items()}
-    common = set.intersection(*own_fields.values()).union(
-        *(fields[name] - own_fields[name] for name in documented_components)
-    )
-    components_without_common = [name for name in documented_components if not common <= fields[name]]
-    contents = [
-        f"- [{name}](#{name}): {convert_inline_markup_to_markdown(get_docstring_summary(component))}"
-        for name, component in documented_components.items()
-    ]
-    subject = (
-        f"All of them except {' and '.join(components_without_common)}" if components_without_common else "All of them"
-    )
-    common_docs = _get_parameter_docs(next(iter(documented_components.values())))
-    common_sections = (
-        [f"{subject} have\n\n{render_parameter_table(next(iter(documented_components.values())), common)}"]
-        if common
-        else []
-    )
-    sections = [
-        f"## {name}\n\n"
-        + "\n\n".join(
-            filter(
-                None,
-                (
-                    _render_component_docstring(component),
-                    convert_inline_markup_to_markdown(get_inherited_new_client_sentence(component)),
-                    render_deviations_table(component),
-                    render_parameter_table(component, _select_own_parameters(component, common, common_docs)),
-                ),
-            )
-        )
-        for name, component in documented_components.items()
-    ]
+    plain_components = {name: registry.find_component(kind, name) for name in registry.list_components(kind)}
+    components = {name: registry.add_dw_parameter(kind, component) for name, component in plain_components.items()}
+    fields = {name: set(_get_parameter_defaults(component)) for name, component in components.items()}
+    plain_fields = {name: set(_get_parameter_defaults(component)) for name, component in plain_components.items()}
+    common = set.intersection(*plain_fields.values()).union(*(fields[name] - plain_fields[name] for name in fields))
+    first_component = next(iter(components.values()))
     title = kind.plural.replace("datasets", "data sets").capitalize()
-    head = [f"# {title}", f"Generated from the docstrings by `fedpipe docs {kind.plural}`. Edit the docstrings."]
-    pictures = [PICTURES[kind.plural]] if kind.plural in PICTURES else []
-    overview = []
+    paragraphs = [
+        f"# {title}",
+        f"Generated from the docstrings by `fedpipe docs {kind.plural}`. Edit the docstrings.",
+    ]
     if kind is ALGORITHM:
         from fedpipe.cli.docs.overview import render_methods_overview  # imports PyTorch, which other pages do not need
 
-        overview = [render_methods_overview()]
-    return "\n\n".join([*head, *overview, "\n".join(contents), *pictures, *common_sections, *sections]) + "\n"
+        paragraphs.append(render_methods_overview())
+    contents = (
+        f"- [{name}](#{name}): {convert_inline_markup_to_markdown(get_docstring_summary(component))}"
+        for name, component in components.items()
+    )
+    paragraphs += ["\n".join(contents), PICTURES.get(kind.plural, "")]
+    if common:
+        exceptions = " and ".join(name for name in components if not common <= fields[name])
+        subject = f"All of them except {exceptions}" if exceptions else "All of them"
+        paragraphs += [f"{subject} have", render_parameter_table(first_component, common)]
+    for name, component in components.items():
+        paragraphs += [
+            f"## {name}",
+            _render_component_docstring(component),
+            convert_inline_markup_to_markdown(get_inherited_new_client_sentence(component)),
+            render_deviations_table(component),
+            render_parameter_table(component, _select_own_parameters(component, common, first_component)),
+        ]
+    return "\n\n".join(filter(None, paragraphs)) + "\n"
 
 
 def render_settings_page() -> str:
@@ -178,34 +166,28 @@ def get_diagnostic_summary(kind: str) -> str:
 
 def describe_diagnostic(kind: str) -> str:
     """Describe a kind of diagnostic as plain text: docstring, settings with defaults, and columns of its table."""
-    (section,) = (
-        diagnostic_class
-        for diagnostic_class in get_args(diagnostics.Diagnostic)
-        if get_args(diagnostic_class.model_fields["kind"].annotation) == (kind,)
-    )
     lines = [f"{kind} (diagnostic)", "", equations.render_docstring_equations(_read_diagnostic_docstring(kind)), ""]
     lines += ["In params.yaml, in an entry of diagnostics, whose name you choose:", f"  kind: {kind}"]
-    for name, field in section.model_fields.items():
+    for name, field in DIAGNOSTIC_KINDS[kind].model_fields.items():
         if name != "kind":
             value = json.dumps(field.get_default(call_default_factory=True))
             lines.append(f"  {name}: {value}    # {equations.render_docstring_equations(field.description or '')}")
-    schema = re.search(r"^SCHEMA = .*?^\)", _find_diagnostic_module(kind).read_text(), re.M | re.S)
+    schema = re.search(r"^SCHEMA = .*?^\)", _read_diagnostic_source(kind), re.M | re.S)
     lines += ["", f"Columns of its table, results/diagnostics/ALGORITHM/KEY/ROUND/{kind}-KEY.parquet:"]
     for name, meaning in re.findall(r'^ +"(\w+)": pa\..*?,(?:  #: (.*))?$', schema[0] if schema else "", re.M):
         lines.append(f"  {name}    # {meaning}" if meaning else f"  {name}")
     return "\n".join(lines)
 
 
-def _find_diagnostic_module(kind: str) -> Path:
-    module_spec = importlib.util.find_spec(code_digest.DIAGNOSTIC_MODULES[kind])
-    assert module_spec
-    assert module_spec.origin
-    return Path(module_spec.origin)
+def _read_diagnostic_source(kind: str) -> str:
+    path = find_source_file(code_digest.DIAGNOSTIC_MODULES[kind])
+    assert path
+    return path.read_text()
 
 
 def _read_diagnostic_docstring(kind: str) -> str:
     """Docstring of the diagnostic's module, read without importing it."""
-    text = ast.get_docstring(ast.parse(_find_diagnostic_module(kind).read_text())) or ""
+    text = ast.get_docstring(ast.parse(_read_diagnostic_source(kind))) or ""
     return text.replace(f" (`{kind}`)", "", 1)
 
 
@@ -245,29 +227,26 @@ def _get_common_keys(section: dict[str, Any]) -> dict[str, Any]:
     return {name: entry for name, entry in choices[0]["properties"].items() if name in common}
 
 
+def _render_table(head: str, rows: Iterable[Sequence[str]]) -> str:
+    """Render a table in Markdown. Empty without rows."""
+    lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
+    return "\n".join([head, "|" + "---|" * (head.count("|") - 1), *lines]) if lines else ""
+
+
 def _render_keys_table(entries: dict[str, Any], schema: dict[str, Any]) -> str:
     """Render a table of keys with their defaults. Keys of a nested mapping follow it."""
-    rows = list(_iter_key_rows(entries, schema, ""))
-    return "\n".join(["| key | default | |", "|---|---|---|", *rows]) if rows else ""
+    return _render_table("| key | default | |", _iter_key_rows(entries, schema, ""))
 
 
-def _iter_key_rows(entries: dict[str, Any], schema: dict[str, Any], prefix: str) -> Iterator[str]:
+def _iter_key_rows(entries: dict[str, Any], schema: dict[str, Any], prefix: str) -> Iterator[tuple[str, str, str]]:
     for name, entry in entries.items():
         if "const" in entry:  # key with a component's name
             continue
         resolved_entry = _resolve_schema_reference(entry, schema)
         nested_entries = resolved_entry.get("properties", {})
         default = f"`{json.dumps(entry['default'])}`" if "default" in entry and not nested_entries else ""
-        description = " ".join(
-            filter(
-                None,
-                (
-                    convert_inline_markup_to_markdown(resolved_entry.get("description", "")),
-                    _describe_allowed_values(resolved_entry),
-                ),
-            )
-        )
-        yield f"| `{prefix}{name}` | {default} | {description.replace('|', chr(92) + '|')} |"
+        description = convert_inline_markup_to_markdown(resolved_entry.get("description", ""))
+        yield f"`{prefix}{name}`", default, f"{description} {_describe_allowed_values(resolved_entry)}".strip()
         yield from _iter_key_rows(nested_entries, schema, f"{prefix}{name}.")
 
 
@@ -289,25 +268,20 @@ def format_default(field: dataclasses.Field[Any]) -> str:
 
 def render_parameter_table(component: type[Component], names: set[str]) -> str:
     """Render a table of parameters in the order of the class. Empty without parameters."""
-    descriptions = {
-        name: convert_inline_markup_to_markdown(text) for name, text in _get_parameter_docs(component).items()
-    }
-    rows = [
-        f"| `{name}` | `{value}` | {descriptions.get(name, '').replace('|', chr(92) + '|')} |"
+    docs = _get_parameter_docs(component)
+    rows = (
+        (f"`{name}`", f"`{value}`", convert_inline_markup_to_markdown(docs.get(name, "")))
         for name, value in _get_parameter_defaults(component).items()
         if name in names
-    ]
-    return "\n".join(["| parameter | default | |", "|---|---|---|", *rows]) if rows else ""
+    )
+    return _render_table("| parameter | default | |", rows)
 
 
-def _select_own_parameters(component: type[Component], common: set[str], common_docs: dict[str, str]) -> set[str]:
-    """Select the parameters that not all components have, or that have another meaning in this one."""
-    docs = _get_parameter_docs(component)
-    return {
-        name
-        for name in _get_parameter_defaults(component)
-        if name not in common or docs.get(name) != common_docs.get(name)
-    }
+def _select_own_parameters(component: type[Component], common: set[str], other: type[Component]) -> set[str]:
+    """Select the parameters that not all components have, or that have another meaning than in ``other``."""
+    docs, other_docs = _get_parameter_docs(component), _get_parameter_docs(other)
+    names = _get_parameter_defaults(component)
+    return {name for name in names if name not in common or docs.get(name) != other_docs.get(name)}
 
 
 def _get_parameter_docs(component: type[Component]) -> dict[str, str]:
@@ -377,12 +351,8 @@ def render_deviations_table(component: type[Component]) -> str:
         _, *parts = re.split(r"(?:^|(?<=\.) )(Paper|Code|Here): ", text)
         cells = {label: cell[0].upper() + cell[1:] for label, cell in zip(parts[::2], parts[1::2], strict=True)}
         row = [subject, *(cells.get(label, "–") for label in ("Paper", "Code", "Here"))]
-        rows.append(
-            "| "
-            + " | ".join(convert_inline_markup_to_markdown(cell).replace("|", chr(92) + "|") for cell in row)
-            + " |"
-        )
-    return "\n".join(["| deviation | paper | authors' code | fedpipe |", "|---|---|---|---|", *rows]) if rows else ""
+        rows.append([convert_inline_markup_to_markdown(cell) for cell in row])
+    return _render_table("| deviation | paper | authors' code | fedpipe |", rows)
 
 
 def _parse_parameter_docs(component: type) -> dict[str, str]:

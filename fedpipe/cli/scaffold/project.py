@@ -26,12 +26,8 @@ PROJECT_FILES = (
     "params.schema.json",
     "params.yaml",
 )
-USER_FILES = (
-    "params.yaml",
-    ".gitignore",
-    ".dvc/config",
-    "own.py",
-)  #: files that belong to the user and are never updated
+#: Files that belong to the user and are never updated.
+USER_FILES = ("params.yaml", ".gitignore", ".dvc/config", "own.py")
 PROFILE_LINKS = {"slurm": "workflow/profiles/slurm"}  #: links for short profile names, `--profile slurm`
 BUNDLE_FOLDER = "bundled"  #: folder with these files in an installed wheel
 RECORD_PATH = Path("workflow/laid_out.json")  #: version, and the SHA-256 of each created file
@@ -83,7 +79,7 @@ def create_project(folder: Path) -> list[str]:
         Another file exists already. Nothing is written.
     """
     from fedpipe.core.errors import SettingsError
-    from fedpipe.core.storage.files import compute_file_sha256, write_bytes
+    from fedpipe.core.storage.files import write_bytes
 
     new_files = read_project_files()
     kept_files = [name for name in ("params.yaml", "own.py") if (folder / name).is_file()]
@@ -99,9 +95,7 @@ def create_project(folder: Path) -> list[str]:
         write_bytes(folder / name, data)
     for name, target in PROFILE_LINKS.items():
         (folder / name).symlink_to(target)
-    _write_recorded_hashes(
-        folder, {name: compute_file_sha256(folder / name) for name in new_files if name not in USER_FILES}
-    )
+    _write_recorded_hashes(folder, _hash_updatable_files(new_files))
     return kept_files
 
 
@@ -117,22 +111,23 @@ def update_project(folder: Path) -> tuple[list[str], list[str]]:
     """
     from fedpipe.core.storage.files import compute_file_sha256, write_bytes
 
-    recorded_hashes, new_files = _read_recorded_hashes(folder), _read_updatable_files()
+    recorded_hashes, new_files = _read_recorded_hashes(folder), read_project_files()
+    new_hashes = _hash_updatable_files(new_files)
     changed_files, edited_files = [], []
-    for name, data in new_files.items():
-        path, new_sha256 = folder / name, _hash_bytes(data)
+    for name, new_sha256 in new_hashes.items():
+        path = folder / name
         current_sha256 = compute_file_sha256(path) if path.is_file() else None
         if current_sha256 in (recorded_hashes.get(name), None) and current_sha256 != new_sha256:
-            write_bytes(path, data)
+            write_bytes(path, new_files[name])
             changed_files.append(name)
         elif current_sha256 != new_sha256 != recorded_hashes.get(name):  # edited, and this version has a new text
             edited_files.append(name)
-    for name in recorded_hashes.keys() - new_files.keys():  # removed in this version
+    for name in recorded_hashes.keys() - new_hashes.keys():  # removed in this version
         path = folder / name
         if path.is_file() and compute_file_sha256(path) == recorded_hashes[name]:
             path.unlink()
             changed_files.append(name)
-    _write_recorded_hashes(folder, {name: _hash_bytes(data) for name, data in new_files.items()})
+    _write_recorded_hashes(folder, new_hashes)
     return changed_files, edited_files
 
 
@@ -142,8 +137,7 @@ def get_outdated_warning(folder: Path) -> str | None:
 
     if not (folder / RECORD_PATH).is_file():
         return None
-    recorded_hashes = _read_recorded_hashes(folder)
-    if {name: _hash_bytes(data) for name, data in _read_updatable_files().items()} == recorded_hashes:
+    if _hash_updatable_files(read_project_files()) == _read_recorded_hashes(folder):
         return None
     version = json.loads((folder / RECORD_PATH).read_text()).get("version")
     difference = (
@@ -157,12 +151,8 @@ def get_outdated_warning(folder: Path) -> str | None:
     )
 
 
-def _hash_bytes(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def _read_updatable_files() -> dict[str, bytes]:
-    return {name: data for name, data in read_project_files().items() if name not in USER_FILES}
+def _hash_updatable_files(files: dict[str, bytes]) -> dict[str, str]:
+    return {name: hashlib.sha256(data).hexdigest() for name, data in files.items() if name not in USER_FILES}
 
 
 def _read_recorded_hashes(folder: Path) -> dict[str, str]:
