@@ -12,8 +12,8 @@ from fedpipe.core.components import code_digest
 from fedpipe.core.storage import files, layout
 from fedpipe.core.storage.layout import PAPERS, StudyFiles
 from fedpipe.papers import stored_runs
-from fedpipe.papers.runs import FinishedRun, LocalRun, read_run_settings
-from fedpipe.papers.stored_runs import RunStore, StoredRun
+from fedpipe.papers.runs import LocalRun, read_run_settings
+from fedpipe.papers.stored_runs import FinishedRun, RunStore, StoredRun
 from fedpipe.planning.plan import Cell, Plan, PlannedRun
 from fedpipe.report import results, status
 from fedpipe.settings import base, loader, parser
