@@ -22,7 +22,8 @@ def find_cell(plan: Plan, algorithm: str, seed: int | None, grid: dict[str, Any]
     seed = plan.seeds[0] if seed is None else seed
     if seed not in plan.seeds:
         raise SettingsError(f"seed: {seed} is not in the study. Use one of {list(plan.seeds)}.")
-    full_names = dict(zip(results.shorten_dotted_keys(plan.grid), plan.grid, strict=True))
+    heads = results.shorten_dotted_keys(plan.grid)
+    full_names = {head: name for name, head in heads.items()}
     names = {name: name for name in plan.grid} | full_names
     if unknown_names := [name for name in grid if name not in names]:
         raise SettingsError(
@@ -36,8 +37,7 @@ def find_cell(plan: Plan, algorithm: str, seed: int | None, grid: dict[str, Any]
         and all(name in cell.grid and cell.grid[name] == value for name, value in point.items())
     ]
     if len(matching_cells) != 1:
-        short = dict(zip(plan.grid, results.shorten_dotted_keys(plan.grid), strict=True))
         cells = [cell for cell in plan.cells if (cell.algorithm, cell.seed) == (algorithm, seed)]
-        points = "; ".join(", ".join(f"{short[name]}={value!r}" for name, value in cell.grid.items()) for cell in cells)
+        points = "; ".join(", ".join(f"{heads[name]}={value!r}" for name, value in cell.grid.items()) for cell in cells)
         raise SettingsError(f"{algorithm}: {len(matching_cells)} points of the grid match. Name one of: {points}.")
     return matching_cells[0]

@@ -197,10 +197,8 @@ class StudyData:
             ).assign(round=round)
             for round in REPORTED_ROUNDS
         )
-        cells = pd.DataFrame(
-            {"algorithm": cell.algorithm, **results.format_grid_point(self.plan, cell)}
-            for cell in results.sort_cells(self.plan)
-        ).drop_duplicates(ignore_index=True)
+        row_keys = dict.fromkeys(results.get_row_key(self.plan, cell) for cell in results.sort_cells(self.plan))
+        cells = pd.DataFrame(list(row_keys), columns=rows)
         for name, values in (
             ("protocol", results.list_evaluation_protocols(self.plan, self.scores)),
             ("metric", self.plan.metrics),

@@ -41,7 +41,7 @@ def read_figure_matrices(data: StudyData) -> dict[str, ModelMatrices]:
         cell = next(
             cell
             for cell in algorithm_cells
-            if table_row_keys is None or (name, *results.format_grid_point(plan, cell).values()) in table_row_keys
+            if table_row_keys is None or results.get_row_key(plan, cell) in table_row_keys
         )
         matrices_by_name = _read_model_matrices(cell.merged_files)
         if matrices_by_name and len(selected_matrices) < 2:

@@ -205,7 +205,7 @@ def list_run_descriptions(plan: Plan) -> list[dict[str, str]]:
         | {"seed": str(run.seed)}
         for run in sort_runs(plan)
     ]
-    heads = dict(zip(plan.grid, results.shorten_dotted_keys(plan.grid), strict=True)) | {"seed": "seed"}
+    heads = results.shorten_dotted_keys(plan.grid) | {"seed": "seed"}
     varied = [name for name in heads if len({description[name] for description in descriptions}) > 1]
     return [
         {"run": plan.get_method_title(run.algorithm)} | {heads[name]: description[name] for name in varied}

@@ -162,19 +162,14 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
         (*[cell[name] for name in key_positions], cell["protocol"], cell["metric"]): cell
         for cell in data.reported_rows.to_dict("records")
     }
-    runs = Counter((cell.algorithm, *results.format_grid_point(plan, cell).values()) for cell in plan.cells)
+    runs = Counter(results.get_row_key(plan, cell) for cell in plan.cells)
     shown_keys = {
         (get_row_labels(key), get_column_grid_values(key)): tuple(map(str, key)) for key in data.table_row_keys
     }
-    planned_keys = dict.fromkeys(
-        (cell.algorithm, *results.format_grid_point(full_plan, cell).values()) for cell in results.sort_cells(full_plan)
-    )
+    planned_keys = dict.fromkeys(results.get_row_key(full_plan, cell) for cell in results.sort_cells(full_plan))
     planned_cells = {(get_row_labels(key), get_column_grid_values(key)) for key in planned_keys}
     shown_labels = {labels for labels, _ in shown_keys}
-    cell_overrides = {
-        (cell.algorithm, *results.format_grid_point(plan, cell).values()): results.format_method_overrides(cell)
-        for cell in plan.cells
-    }
+    cell_overrides = {results.get_row_key(plan, cell): results.format_method_overrides(cell) for cell in plan.cells}
     overrides_by_row: dict[tuple[str, ...], set[str]] = {}
     for (stub, _), key in shown_keys.items():
         overrides_by_row.setdefault(stub, set()).add(cell_overrides[key])
@@ -209,7 +204,7 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
         for head, column_entries in entries_by_column.items()
         if any(column_entry.number is not None for column_entry in column_entries)
     ] or points
-    short_names = dict(zip(plan.grid, results.shorten_dotted_keys(plan.grid), strict=True))
+    short_names = results.shorten_dotted_keys(plan.grid)
 
     def format_grid_headers(point: tuple[str, ...]) -> list[str]:
         names = zip(column_names, point, strict=True)
