@@ -38,12 +38,8 @@ RUNS_PER_CALL = 100  #: runs whose accuracies are computed in one call of pandas
 REPORTED_ROUNDS: tuple[ReportedRound, ...] = get_args(ReportedRound)
 TIMED_PHASES = ("train", "aggregate", "evaluate")  #: phases of a complete round
 EPOCH_COLUMN = "epoch"  #: seconds of a client's epoch
-RESERVED_HEADS = (
-    "algorithm",
-    "protocol",
-    "seeds",
-    *map(get_reported_column_header, METRICS),
-)  #: heads of pivoted tables, in addition to those of the grid
+#: Heads of pivoted tables, in addition to those of the grid.
+RESERVED_HEADS = ("algorithm", "protocol", "seeds", *map(get_reported_column_header, METRICS))
 
 
 def sort_cells(plan: Plan) -> list[Cell]:
