@@ -31,12 +31,8 @@ class StudyData:
     """A study's plan and the numbers of its runs.
 
     Frames of several runs begin with the columns of :func:`fedpipe.report.results.add_cell_columns`. Copy a frame
-    before you change it, because all callers share it.
-
-    Parameters
-    ----------
-    plan
-        The study's plan. Every property raises ArtifactError if a file of a run that it needs is missing or damaged.
+    before you change it, because all callers share it. Every property raises ArtifactError if a file of a run that it
+    needs is missing or damaged.
     """
 
     def __init__(self, plan: Plan) -> None:

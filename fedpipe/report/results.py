@@ -332,14 +332,8 @@ def select_best_rows(plan: Plan, means: pd.DataFrame) -> list[tuple[Hashable, ..
     """Select the rows of a table as algorithm and grid values: all, or the best of `report.best_over`.
 
     The best has the best mean of the study's first metric by the method's protocol, or by the study's first that it
-    has, or by the same model on the clients' validation samples (`report.best_on`).
-
-    Parameters
-    ----------
-    plan
-        Plan of the study.
-    means
-        Rows of the table by protocol and metric with ``mean`` and ``seeds``, in the reported round and average.
+    has, or by the same model on the clients' validation samples (`report.best_on`). ``means`` are the rows of the table
+    by protocol and metric with ``mean`` and ``seeds``, in the reported round and average.
     """
     means = means[means["metric"] == plan.metrics[0]]
     row, searched_names, report = ["algorithm", *plan.grid], plan.report.best_over, plan.report

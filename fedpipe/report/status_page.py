@@ -266,16 +266,7 @@ def write_status_page(
 ) -> list[StudyProgress]:
     """Write the page of these studies, and return their progress.
 
-    Parameters
-    ----------
-    plans
-        Plans of the studies.
-    unplanned
-        Files of studies without a plan.
-    path
-        File of the page.
-    refresh_seconds
-        Seconds after which a browser loads the page again. None: never.
+    The page names the files of ``unplanned`` studies. A browser loads it again after ``refresh_seconds``, if given.
     """
     studies = [StudyProgress(plan) for plan in plans]
     page = _build_template_environment().get_template("status_page.html")

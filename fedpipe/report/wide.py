@@ -73,14 +73,7 @@ def render_latex_table(data: StudyData, full_plan: Plan | None = None) -> str:
     """Render a tabular for the package booktabs, with text for its caption in comments.
 
     The best number of each column is bold and the second best is underlined, after rounding. The lowest ECE or NLL is
-    the best.
-
-    Parameters
-    ----------
-    data
-        The study.
-    full_plan
-        Plan of the complete study, if runs are missing.
+    the best. If runs are missing, ``full_plan`` is the plan of the complete study.
     """
     wide_table, notes = build_wide_table(data, full_plan), dict[str, str]()
     marks_by_column = [
