@@ -113,34 +113,23 @@ def compute_plans_fingerprint(plans: Iterable[Plan]) -> str:
 
 
 def require_unchanged_plan(plan: Plan, expected_fingerprint: str | None) -> None:
-    """Require that the plan has not changed since this Snakemake began.
-
-    Raises
-    ------
-    ArtifactError
-        The study has another plan now.
-    """
-    if expected_fingerprint is not None and compute_report_fingerprint(plan) != expected_fingerprint:
-        raise ArtifactError(_describe_changed_plan(plan))
+    """Require that the plan of tables and figures has not changed since this Snakemake began."""
+    if expected_fingerprint is not None:
+        _require_equal_digests(plan, compute_report_fingerprint(plan), expected_fingerprint)
 
 
 def require_unchanged_search(plan: Plan, expected_search: str | None) -> None:
-    """Require that section `tune` has not changed since this Snakemake began.
-
-    Raises
-    ------
-    ArtifactError
-        The study has another search now.
-    """
-    if expected_search is not None and plan.search_digest != expected_search:
-        raise ArtifactError(_describe_changed_plan(plan))
+    """Require that section `tune` has not changed since this Snakemake began."""
+    if expected_search is not None:
+        _require_equal_digests(plan, plan.search_digest, expected_search)
 
 
-def _describe_changed_plan(plan: Plan) -> str:
-    return (
-        f"{plan.study_files.plan} has changed since this Snakemake began, because {plan.params} was edited. Type "
-        f"`{format_run_command_of_plan(plan)}` again."
-    )
+def _require_equal_digests(plan: Plan, digest: str, expected_digest: str) -> None:
+    if digest != expected_digest:
+        raise ArtifactError(
+            f"{plan.study_files.plan} has changed since this Snakemake began, because {plan.params} was edited. Type "
+            f"`{format_run_command_of_plan(plan)}` again."
+        )
 
 
 def get_staleness_warning(plan: Plan) -> str | None:
