@@ -22,6 +22,7 @@ from fedpipe.papers.studies import PaperStudy
 from fedpipe.planning.plan import Cell
 from fedpipe.report import results
 from fedpipe.report.figures import panels
+from fedpipe.report.matrices import read_last_measured_matrices
 
 MAX_CLIENTS = 3  #: clients of each run whose norms are drawn against their shares
 MEASURE_LABELS = {"accuracy": "test accuracy (%)", "loss": "training loss", "error": "R, mean |p − p̃|"}
@@ -312,13 +313,9 @@ def _build_head_norms_data(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
 
 def _build_matrices_data(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
     """Soft labels (SL) and class relations (CR) of global models on the global test set after the last round."""
-    rows = []
-    for run in runs:
-        frame = files.table_to_frame(layout.read_merged_table(run.cell.merged_files.matrices))
-        frame = frame.query("source == 'measured' and client == -1")
-        rows.append(frame[frame["round"] == frame["round"].max()].assign(panel=run.panel))
-    classes = [name for name in pd.concat(rows).columns if str(name).isdecimal()]
-    long = pd.concat(rows).melt(["panel", "matrix", "class"], classes, "column").dropna(subset="value")
+    frame = pd.concat(read_last_measured_matrices(run.cell.merged_files).assign(panel=run.panel) for run in runs)
+    classes = [name for name in frame if str(name).isdecimal()]
+    long = frame.melt(["panel", "matrix", "class"], classes, "column").dropna(subset="value")
     long = long[long["matrix"].isin(["SL", "CR"])].sort_values("matrix", ascending=False, kind="stable")
     long = long.assign(panel=long["panel"] + ", " + long["matrix"], column=long["column"].astype(int))
     long = long.rename(columns={"class": "row", "matrix": "measure"})
