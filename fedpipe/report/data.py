@@ -89,11 +89,8 @@ class StudyData:
 
         def summarize_divergence(cell: Cell) -> dict[str, int]:
             rounds = self._rounds_by_run[cell.merged_files]
-            left_out, participants, numbers = (
-                rounds[name].to_numpy() for name in ("left_out", "participants", "round")
-            )
-            diverged = min(numbers[left_out == participants], default=0)
-            return {"left_out": int(left_out.sum()), "diverged": int(diverged)}
+            diverged = rounds["round"][rounds["left_out"] == rounds["participants"]]
+            return {"left_out": int(rounds["left_out"].sum()), "diverged": int(min(diverged, default=0))}
 
         return self.build_frame_with_cell_rows(summarize_divergence)
 

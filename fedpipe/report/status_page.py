@@ -160,14 +160,13 @@ class StudyProgress:
     @cached_property
     def ranked_configurations(self) -> list[Configuration]:
         """Configurations with an accuracy, the highest mean by the study's first protocol first."""
-        means = {
-            configuration.name: statistics.fmean(accuracies) if accuracies else -math.inf
-            for configuration in self.configurations
-            if (accuracies := configuration.compute_last_accuracies(self.plan.protocols[0]))
-            or any(run.curves for run in configuration.runs)
-        }
-        begun = [configuration for configuration in self.configurations if configuration.name in means]
-        return sorted(begun, key=lambda configuration: means[configuration.name], reverse=True)
+        begun = [configuration for configuration in self.configurations if configuration.counted_runs]
+
+        def compute_mean_accuracy(configuration: Configuration) -> float:
+            accuracies = configuration.compute_last_accuracies(self.plan.protocols[0])
+            return statistics.fmean(accuracies) if accuracies else -math.inf
+
+        return sorted(begun, key=compute_mean_accuracy, reverse=True)
 
     @cached_property
     def css_color_classes(self) -> dict[str, str]:
