@@ -22,7 +22,7 @@ def find_cell(plan: Plan, algorithm: str, seed: int | None, grid: dict[str, Any]
     seed = plan.seeds[0] if seed is None else seed
     if seed not in plan.seeds:
         raise SettingsError(f"seed: {seed} is not in the study. Use one of {list(plan.seeds)}.")
-    short_names = dict(zip(plan.grid, results.shorten_dotted_keys(plan.grid), strict=True))
+    short_names = results.shorten_dotted_keys(plan.grid)
     names = {name: name for name in plan.grid} | {short: name for name, short in short_names.items()}
     if unknown_names := [name for name in grid if name not in names]:
         hint = suggest_name(unknown_names[0], list(short_names.values()))

@@ -22,10 +22,10 @@ from fedpipe.papers.studies import PaperStudy
 from fedpipe.planning.plan import Cell
 from fedpipe.report import results
 from fedpipe.report.figures import panels
+from fedpipe.report.matrices import read_last_measured_matrices
 
 MAX_CLIENTS = 3  #: clients of each run whose norms are drawn against their shares
 MEASURE_LABELS = {"accuracy": "test accuracy (%)", "loss": "training loss", "error": "R, mean |p − p̃|"}
-CURVES_OF_ACCURACY = ("curves", ("accuracy",))  #: form and measures of a figure
 TARGET_FRACTIONS = {"FedAvg's last accuracy": 1.0, "90% of it": 0.9, "80% of it": 0.8}  #: target accuracies
 SYMBOLS = {"alpha": "α", "participation": "P", "epsilon": "ε", "wdr": "λ", "layers": "last layers"}
 DATASET_TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "fashion_mnist": "FMNIST", "mnist": "MNIST"}
@@ -132,7 +132,9 @@ def _select_figure_runs(
     titles = {row.method: name for table in tables for name, row in [*table.rows.items()][::-1] if row.method}
     runs: list[FigureRun] = []
     missing: dict[str, list[str]] = {}
-    needs_only_accuracies = figure.form in ("sweep", "bars") or (figure.form, figure.measures) == CURVES_OF_ACCURACY
+    needs_only_accuracies = figure.form in ("sweep", "bars") or (
+        figure.form == "curves" and figure.measures == ("accuracy",)
+    )
     for selection in figure.run_selections:
         study = find_study(selection.study or "")
         if study is None:
@@ -289,10 +291,11 @@ def _build_head_norms_data(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
     """The clients' class shares, then the relative norms of heads: of local models by client, of others by class."""
     frames: list[pd.DataFrame] = []
     for run in runs:
-        parameters = {name: value for name, value in run.cell.grid.items() if name.startswith("algorithms.")}
-        changes = (
-            [] if run.selection is figure else [f"{_get_parameter_symbol(k)} = {v:g}" for k, v in parameters.items()]
-        )
+        changes = [
+            f"{_get_parameter_symbol(name)} = {value:g}"
+            for name, value in run.cell.grid.items()
+            if name.startswith("algorithms.") and run.selection is not figure
+        ]
         for table in run.study.load_diagnostics("head-norms", run.cell):
             for model, norms in table.groupby("model", sort=False):
                 if run.selection.models and model not in run.selection.models:
@@ -310,13 +313,9 @@ def _build_head_norms_data(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
 
 def _build_matrices_data(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
     """Soft labels (SL) and class relations (CR) of global models on the global test set after the last round."""
-    rows = []
-    for run in runs:
-        frame = files.table_to_frame(layout.read_merged_table(run.cell.merged_files.matrices))
-        frame = frame.query("source == 'measured' and client == -1")
-        rows.append(frame[frame["round"] == frame["round"].max()].assign(panel=run.panel))
-    classes = [name for name in pd.concat(rows).columns if str(name).isdecimal()]
-    long = pd.concat(rows).melt(["panel", "matrix", "class"], classes, "column").dropna(subset="value")
+    frame = pd.concat(read_last_measured_matrices(run.cell.merged_files).assign(panel=run.panel) for run in runs)
+    classes = [name for name in frame if str(name).isdecimal()]
+    long = frame.melt(["panel", "matrix", "class"], classes, "column").dropna(subset="value")
     long = long[long["matrix"].isin(["SL", "CR"])].sort_values("matrix", ascending=False, kind="stable")
     long = long.assign(panel=long["panel"] + ", " + long["matrix"], column=long["column"].astype(int))
     long = long.rename(columns={"class": "row", "matrix": "measure"})
@@ -325,13 +324,14 @@ def _build_matrices_data(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
 
 def _build_diagnostics_data(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
     """Rows of a diagnostic of the runs of the first seed."""
+    kind, build_rows = DIAGNOSTICS[figure.form]
     tables = [
         table.assign(panel=run.panel, line=run.line, method=run.cell.algorithm)
         for run in runs
         if run.cell.seed == run.study.plan.seeds[0]
-        for table in run.study.load_diagnostics(DIAGNOSTICS[figure.form], run.cell)
+        for table in run.study.load_diagnostics(kind, run.cell)
     ]
-    return DIAGNOSTIC_BUILDERS[figure.form](tables) if tables else []
+    return build_rows(tables) if tables else []
 
 
 def _build_class_fractions_and_norms_data(tables: Sequence[pd.DataFrame]) -> Rows:
@@ -365,19 +365,13 @@ def _build_class_fraction_traces_data(tables: Sequence[pd.DataFrame]) -> Rows:
     return pd.DataFrame(frame, columns=["panel", "client", "class", "step", "value", "share"])
 
 
-DIAGNOSTICS = {
-    "shares": "head-norms",
-    "features": "features",
-    "surface": "surface",
-    "layers": "gradients",
-    "traces": "locals",
-}
-DIAGNOSTIC_BUILDERS: Mapping[str, Callable[[Sequence[pd.DataFrame]], Rows]] = {
-    "shares": _build_class_fractions_and_norms_data,
-    "features": lambda tables: tables[0][["kind", "class", "x", "y"]],
-    "surface": _build_surface_data,
-    "layers": _build_layer_gradient_norms_data,
-    "traces": _build_class_fraction_traces_data,
+#: Kind of diagnostic of each form, and the rows of its tables.
+DIAGNOSTICS: Mapping[str, tuple[str, Callable[[Sequence[pd.DataFrame]], Rows]]] = {
+    "shares": ("head-norms", _build_class_fractions_and_norms_data),
+    "features": ("features", lambda tables: tables[0][["kind", "class", "x", "y"]]),
+    "surface": ("surface", _build_surface_data),
+    "layers": ("gradients", _build_layer_gradient_norms_data),
+    "traces": ("locals", _build_class_fraction_traces_data),
 }
 FRAME_BUILDERS: Mapping[str, Callable[[Figure, Sequence[FigureRun]], Rows]] = {
     "curves": _build_curves_data,

@@ -36,9 +36,8 @@ PRESET_DESCRIPTIONS: dict[Preset, str] = {
     "reduced": "Runs are shorter and use less data, as the study files declare. Only the order of methods is judged.",
     "smoke": "A few rounds on a few samples, to check that everything runs. No number is judged.",
 }
-Figures = Mapping[
-    tuple[str, str], SvgFigure | str
-]  #: by paper and heading: the figure, or the reason why it is missing
+#: A figure, or the reason why it is missing, by paper and heading.
+Figures = Mapping[tuple[str, str], SvgFigure | str]
 
 
 @dataclass(frozen=True)

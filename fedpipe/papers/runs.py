@@ -1,4 +1,4 @@
-"""The finished runs of a paper's study. What a table needs of a run is the same for local and for stored ones."""
+"""The finished runs of this machine. Tables need the same of them as of `fedpipe.papers.stored_runs.StoredRun`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import functools
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import pandas as pd
 
-from fedpipe.core.storage import files, layout
+from fedpipe.core.storage import layout
 from fedpipe.core.yaml_text import read_generated_yaml
 from fedpipe.data import store
 from fedpipe.planning.plan import Cell, PlannedRun
@@ -24,41 +24,6 @@ class Traffic(NamedTuple):
     up: float
 
 
-class FinishedRun(Protocol):
-    """What the papers' tables and curves need of a run."""
-
-    @property
-    def key(self) -> str:
-        """Key of the run, which contains the code that computed it."""
-
-    @property
-    def accuracies_by_round(self) -> pd.DataFrame:
-        """Accuracies in [0, 1] by ``protocol`` and ``round`` in the reported average."""
-
-    @property
-    def classes(self) -> int:
-        """Number of classes of its data."""
-
-    @property
-    def is_generated(self) -> bool:
-        """Whether its data are noise of the same shape as the study's data set."""
-
-    @property
-    def is_diverged(self) -> bool:
-        """Whether in some round no participant's update was finite."""
-
-    @property
-    def epoch_seconds(self) -> float:
-        """Mean seconds of a client's local epoch."""
-
-    @property
-    def last_round_traffic(self) -> Traffic:
-        """Traffic of the last round."""
-
-    def count_test_samples(self, protocol: str) -> int:
-        """Number of test samples of the last round, each once."""
-
-
 @dataclass(frozen=True)
 class LocalRun:
     """A finished run on this machine, with its first ``cell.rounds`` rounds."""
@@ -69,7 +34,7 @@ class LocalRun:
 
     @property
     def key(self) -> str:
-        """Key of the run."""
+        """Key of the run, which contains the code that computed it."""
         return self.cell.key
 
     @property
@@ -137,10 +102,8 @@ def count_test_samples(metrics: pd.DataFrame, protocol: str) -> int:
     return int(by_client.max() if protocol.endswith("-on-global") else by_client.sum())
 
 
-@functools.lru_cache(maxsize=2048)
-def read_merged_frame(path: Path) -> pd.DataFrame:
-    """Read a merged table of a run."""
-    return files.table_to_frame(layout.read_merged_table(path))
+#: Reads a merged table of a run once, because many cells of the papers need it.
+read_merged_frame = functools.lru_cache(maxsize=2048)(results.read_merged_frame)
 
 
 @functools.lru_cache(maxsize=2048)

@@ -21,15 +21,7 @@ def count_server_elements(
 
     Tensors are on the meta device, so nothing is allocated. Parts that only name tensors, or are functions of the
     state, do not count. A tensor that appears several times counts each time, because training separates the copies.
-
-    Parameters
-    ----------
-    algorithm
-        The algorithm, not bound yet.
-    model, shape, num_classes
-        The network's family, the shape of its inputs, and its number of classes.
-    federation
-        The settings. Some methods need the number of clients.
+    ``algorithm`` is not bound yet, and ``shape`` is that of the network's inputs.
     """
     dtype = getattr(torch, federation.dtype)
     buffers: Literal["average", "drop"] = "average" if federation.buffers == "average" else "drop"  # or at the clients

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import pandas as pd
 from pydantic import Field, TypeAdapter
@@ -24,7 +24,7 @@ from pydantic import Field, TypeAdapter
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage.files import write_bytes
-from fedpipe.papers.runs import FinishedRun, Traffic
+from fedpipe.papers.runs import LocalRun, Traffic
 from fedpipe.planning.code_changes import COMPONENT_SECTIONS
 
 FOLDER = "measured"  #: name of the folder next to the studies
@@ -135,6 +135,9 @@ class StoredRun:
         origin = f"stored, computed on {self.date} by the code of commit {self.commit or 'unknown'}"
         changes = self.list_changed_parts(current_digests)
         return f"{origin}. Different now: {', '.join(changes)}" if changes else origin
+
+
+FinishedRun: TypeAlias = LocalRun | StoredRun  #: a run of a paper's study
 
 
 class RunStore:

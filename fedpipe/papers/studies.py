@@ -12,8 +12,8 @@ from fedpipe.core.components import code_digest
 from fedpipe.core.storage import files, layout
 from fedpipe.core.storage.layout import PAPERS, StudyFiles
 from fedpipe.papers import stored_runs
-from fedpipe.papers.runs import FinishedRun, LocalRun, read_run_settings
-from fedpipe.papers.stored_runs import RunStore, StoredRun
+from fedpipe.papers.runs import LocalRun, read_run_settings
+from fedpipe.papers.stored_runs import FinishedRun, RunStore, StoredRun
 from fedpipe.planning.plan import Cell, Plan, PlannedRun
 from fedpipe.report import results, status
 from fedpipe.settings import base, loader, parser
@@ -29,11 +29,14 @@ class PaperStudy:
         self.runs = {(run.algorithm, run.key): run for run in plan.runs}
         cells, run_store = results.sort_cells(plan), RunStore.read(plan.params)
         self.local_cells = tuple(cell for cell in cells if cell.merged_files.marker.is_file())
-        self._local_runs = {_format_run_id(cell): self.get_local_run(cell) for cell in self.local_cells}
-        self._stored_runs = {
-            _format_run_id(cell): self._find_stored_runs(run_store, cell) for cell in cells if run_store.runs
+        #: The run of this machine, then the stored runs with the same settings.
+        self._finished_runs: dict[str, list[FinishedRun]] = {
+            _format_run_id(cell): [self.get_local_run(cell)] for cell in self.local_cells
         }
-        self.finished_cells = tuple(cell for cell in cells if self._list_finished_runs(cell))
+        if run_store.runs:
+            for run_id, cell in {_format_run_id(cell): cell for cell in cells}.items():
+                self._finished_runs.setdefault(run_id, []).extend(self._find_stored_runs(run_store, cell))
+        self.finished_cells = tuple(cell for cell in cells if self._finished_runs.get(_format_run_id(cell)))
 
     @classmethod
     def find_planned_study(cls, stem: str, name: str, preset: str) -> PaperStudy | None:
@@ -73,13 +76,7 @@ class PaperStudy:
 
     def get_run(self, cell: Cell) -> FinishedRun:
         """The run of a finished cell: of this machine if it is here, or else a stored run."""
-        return self._list_finished_runs(cell)[0]
-
-    def _list_finished_runs(self, cell: Cell) -> list[FinishedRun]:
-        """The run of this machine, then the stored runs with the same settings."""
-        run_id = _format_run_id(cell)
-        local_runs = [self._local_runs[run_id]] if run_id in self._local_runs else []
-        return [*local_runs, *self._stored_runs.get(run_id, ())]
+        return self._finished_runs[_format_run_id(cell)][0]
 
     def get_local_run(self, cell: Cell) -> LocalRun:
         """The run of a cell on this machine."""
@@ -87,15 +84,12 @@ class PaperStudy:
 
     def describe_origin(self, cell: Cell) -> str:
         """Where a finished cell comes from, and stored runs with the same settings but other numbers."""
-        run_id, run = _format_run_id(cell), self.get_run(cell)
-        stored, is_local = self._stored_runs.get(run_id, []), run_id in self._local_runs
-        origin = HERE if is_local else stored[0].describe_origin(self._get_current_digests(cell))
-        others = stored if is_local else stored[1:]
-        differences = [(other, stored_runs.compute_largest_difference(run, other)) for other in others]
+        run, *others = self._finished_runs[_format_run_id(cell)]
+        origin = HERE if isinstance(run, LocalRun) else run.describe_origin(self._get_current_digests(cell))
         notes = [
             f"differs by up to {100 * difference:.2f} points from the stored run of commit {other.commit}, {other.date}"
-            for other, difference in differences
-            if difference
+            for other in others
+            if isinstance(other, StoredRun) and (difference := stored_runs.compute_largest_difference(run, other))
         ]
         return "; ".join([origin, *notes])
 

@@ -24,17 +24,7 @@ from fedpipe.report.trackers import TRACKER_CLASSES
 
 
 class CallbackList:
-    """The callbacks of one job.
-
-    Parameters
-    ----------
-    names
-        Names of trackers, and paths of classes.
-    files
-        Files of the run.
-    stop
-        Last round of the job.
-    """
+    """The callbacks of one job, by the names of trackers and paths of classes. ``stop`` is its last round."""
 
     def __init__(self, names: Sequence[str], files: RunFiles, stop: int) -> None:
         self._files, self._stop = files, stop

@@ -23,14 +23,9 @@ if TYPE_CHECKING:  # commands without numbers import no pandas
 
 FileContents = dict[Path, bytes]  #: content by path
 TableFormat = Literal["markdown", "latex", "csv"]  #: formats of `fedpipe show`
-COMMENT_PREFIXES = {"latex": "%", "csv": "#"}  #: prefix of a comment line
-UNREPORTED_FIELDS = {
-    "shared",
-    "files",
-    "execution",
-    "artifacts",
-    "diagnostics",
-}  #: fields of a plan that no table or figure contains
+COMMENT_PREFIXES: dict[TableFormat, str] = {"markdown": "", "latex": "% ", "csv": "# "}  #: of lines outside the table
+#: Fields of a plan that no table or figure contains.
+UNREPORTED_FIELDS = {"shared", "files", "execution", "artifacts", "diagnostics"}
 
 
 def build_report_files(data: StudyData) -> FileContents:
@@ -97,11 +92,9 @@ def render_results(data: StudyData, output_format: TableFormat = "markdown") -> 
         from fedpipe.report import wide
 
         return wide.TABLE_RENDERERS[output_format](data, None).rstrip("\n")
-    figures = plan.figure_files
-    figure_lines = "".join(f"\n  {path}" for path in figures if path.suffix == ".svg" and path.is_file())
-    return table.read_text(encoding="utf-8") + (
-        f"\nFigures (also as PDF and PNG):{figure_lines}" if figure_lines else ""
-    )
+    figures = [f"\n  {path}" for path in plan.figure_files if path.suffix == ".svg" and path.is_file()]
+    figure_list = "".join(["\nFigures (also as PDF and PNG):", *figures]) if figures else ""
+    return table.read_text(encoding="utf-8") + figure_list
 
 
 def select_reported_plan_fields(plan: Plan) -> dict[str, Any]:
@@ -120,42 +113,29 @@ def compute_plans_fingerprint(plans: Iterable[Plan]) -> str:
 
 
 def require_unchanged_plan(plan: Plan, expected_fingerprint: str | None) -> None:
-    """Require that the plan has not changed since this Snakemake began.
-
-    Raises
-    ------
-    ArtifactError
-        The study has another plan now.
-    """
-    if expected_fingerprint is not None and compute_report_fingerprint(plan) != expected_fingerprint:
-        raise ArtifactError(_describe_changed_plan(plan))
+    """Require that the plan of tables and figures has not changed since this Snakemake began."""
+    if expected_fingerprint is not None:
+        _require_equal_digests(plan, compute_report_fingerprint(plan), expected_fingerprint)
 
 
 def require_unchanged_search(plan: Plan, expected_search: str | None) -> None:
-    """Require that section `tune` has not changed since this Snakemake began.
-
-    Raises
-    ------
-    ArtifactError
-        The study has another search now.
-    """
-    if expected_search is not None and plan.search_digest != expected_search:
-        raise ArtifactError(_describe_changed_plan(plan))
+    """Require that section `tune` has not changed since this Snakemake began."""
+    if expected_search is not None:
+        _require_equal_digests(plan, plan.search_digest, expected_search)
 
 
-def _describe_changed_plan(plan: Plan) -> str:
-    return (
-        f"{plan.study_files.plan} has changed since this Snakemake began, because {plan.params} was edited. Type "
-        f"`{format_run_command_of_plan(plan)}` again."
-    )
+def _require_equal_digests(plan: Plan, digest: str, expected_digest: str) -> None:
+    if digest != expected_digest:
+        raise ArtifactError(
+            f"{plan.study_files.plan} has changed since this Snakemake began, because {plan.params} was edited. Type "
+            f"`{format_run_command_of_plan(plan)}` again."
+        )
 
 
 def get_staleness_warning(plan: Plan) -> str | None:
     """Warning if the study's file or code now gives other tables. None otherwise."""
-    if (
-        freshness.compare_plan_with_files(plan, select_reported_plan_fields).state != "stale"
-    ):  # unknown if a clone lacks data for planning
-        return None
+    if freshness.compare_plan_with_files(plan, select_reported_plan_fields).state != "stale":
+        return None  # also if it is unknown, because a clone lacks data for planning
     command = format_run_command_of_plan(plan)
     return f"{plan.params} or code has changed since these results were made. Type `{command}` to update them."
 
@@ -192,27 +172,17 @@ def render_partial_results(plan: Plan, output_format: TableFormat = "markdown") 
     if len(complete_cells) == len(plan.cells) and not plan.is_searching:
         return ""
     runs, failures = status.load_run_progress(plan.add_search_results(has_draws=True))
-    failure_lines = [failure.format_line() for failure in failures]
-    if output_format != "markdown":
-        failure_lines = [
-            f"{COMMENT_PREFIXES[output_format]} {line}"
-            for failure_text in failure_lines
-            for line in failure_text.splitlines()
-        ]
+    prefix = COMMENT_PREFIXES[output_format]
+    failure_lines = [f"{prefix}{line}" for failure in failures for line in failure.format_line().splitlines()]
     if not complete_cells:
         return "\n".join(failure_lines)
     complete_runs = tuple(run for run in plan.runs if any(run.has_cell(cell) for cell in complete_cells))
     partial_data = StudyData(dataclasses.replace(plan, cells=complete_cells, runs=complete_runs))
-    head = f"PARTIAL (this table is not stored): {status.summarize_progress(runs)[0]}"
-    if output_format != "markdown":
-        return "\n".join(
-            [
-                f"{COMMENT_PREFIXES[output_format]} {head}",
-                *failure_lines,
-                wide.TABLE_RENDERERS[output_format](partial_data, plan).rstrip("\n"),
-            ]
-        )
-    return "\n".join([head, "", tables.render_markdown_table(partial_data), *failure_lines])
+    head = f"{prefix}PARTIAL (this table is not stored): {status.summarize_progress(runs)[0]}"
+    if output_format == "markdown":
+        return "\n".join([head, "", tables.render_markdown_table(partial_data), *failure_lines])
+    table = wide.TABLE_RENDERERS[output_format](partial_data, plan).rstrip("\n")
+    return "\n".join([head, *failure_lines, table])
 
 
 def format_run_command_of_plan(plan: Plan) -> str:

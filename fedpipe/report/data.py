@@ -31,12 +31,8 @@ class StudyData:
     """A study's plan and the numbers of its runs.
 
     Frames of several runs begin with the columns of :func:`fedpipe.report.results.add_cell_columns`. Copy a frame
-    before you change it, because all callers share it.
-
-    Parameters
-    ----------
-    plan
-        The study's plan. Every property raises ArtifactError if a file of a run that it needs is missing or damaged.
+    before you change it, because all callers share it. Every property raises ArtifactError if a file of a run that it
+    needs is missing or damaged.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -93,11 +89,8 @@ class StudyData:
 
         def summarize_divergence(cell: Cell) -> dict[str, int]:
             rounds = self._rounds_by_run[cell.merged_files]
-            left_out, participants, numbers = (
-                rounds[name].to_numpy() for name in ("left_out", "participants", "round")
-            )
-            diverged = min(numbers[left_out == participants], default=0)
-            return {"left_out": int(left_out.sum()), "diverged": int(diverged)}
+            diverged = rounds["round"][rounds["left_out"] == rounds["participants"]]
+            return {"left_out": int(rounds["left_out"].sum()), "diverged": int(min(diverged, default=0))}
 
         return self.build_frame_with_cell_rows(summarize_divergence)
 
@@ -197,10 +190,8 @@ class StudyData:
             ).assign(round=round)
             for round in REPORTED_ROUNDS
         )
-        cells = pd.DataFrame(
-            {"algorithm": cell.algorithm, **results.format_grid_point(self.plan, cell)}
-            for cell in results.sort_cells(self.plan)
-        ).drop_duplicates(ignore_index=True)
+        row_keys = dict.fromkeys(results.get_row_key(self.plan, cell) for cell in results.sort_cells(self.plan))
+        cells = pd.DataFrame(list(row_keys), columns=rows)
         for name, values in (
             ("protocol", results.list_evaluation_protocols(self.plan, self.scores)),
             ("metric", self.plan.metrics),

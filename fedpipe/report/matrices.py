@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from fedpipe.core.storage.layout import MergedRoundFiles
 from fedpipe.data.class_names import get_class_names
@@ -35,30 +36,33 @@ def read_figure_matrices(data: StudyData) -> dict[str, ModelMatrices]:
     preferred_names = [label for label in PREFERRED_ALGORITHMS if label in plan.algorithms]
     names = plan.report.figure_algorithms or [*preferred_names, *plan.algorithms]
     selected_matrices: dict[str, ModelMatrices] = {}
-    table_row_keys = data.table_row_keys if plan.report.best_over else None
     for name in dict.fromkeys(names):
-        algorithm_cells = (cell for cell in plan.cells if cell.algorithm == name)
-        cell = next(
-            cell
-            for cell in algorithm_cells
-            if table_row_keys is None or (name, *results.format_grid_point(plan, cell).values()) in table_row_keys
-        )
-        matrices_by_name = _read_model_matrices(cell.merged_files)
+        cells = [cell for cell in plan.cells if cell.algorithm == name]
+        if plan.report.best_over:
+            cells = [cell for cell in cells if results.get_row_key(plan, cell) in data.table_row_keys]
+        cell, matrices_by_name = cells[0], _read_model_matrices(cells[0].merged_files)
         if matrices_by_name and len(selected_matrices) < 2:
             (dataset,) = {run.dataset for run in plan.runs if run.has_cell(cell)}
             class_names = get_class_names(dataset, len(matrices_by_name["SL"]))
-            selected_matrices[results.describe_configuration(name, results.format_grid_point(plan, cell))] = (
-                ModelMatrices(cell, matrices_by_name, class_names)
-            )
+            configuration = results.describe_configuration(name, results.format_grid_point(plan, cell))
+            selected_matrices[configuration] = ModelMatrices(cell, matrices_by_name, class_names)
     return selected_matrices
+
+
+def read_last_measured_matrices(files: MergedRoundFiles) -> pd.DataFrame:
+    """Read the matrices of the last round's global model on the global test set. Empty for a method without one."""
+    frame = results.read_merged_frame(files.matrices)
+    if "source" in frame:
+        frame = frame[(frame["source"] == "measured") & (frame["client"] == -1)]
+        frame = frame[frame["round"] == frame["round"].max()]
+    return frame
 
 
 def _read_model_matrices(files: MergedRoundFiles) -> dict[str, Floats]:
     """Read SL and CR of the last round's global model. Empty for a method without one."""
-    frame = results.read_merged_frame(files.matrices)
-    if "source" not in frame:
+    frame = read_last_measured_matrices(files)
+    if frame.empty:
         return {}
-    frame = frame[(frame["source"] == "measured") & (frame["client"] == -1)]
-    frame = frame[frame["round"] == frame["round"].max()].sort_values("class")
+    frame = frame.sort_values("class")
     columns = [str(number) for number in range(frame["class"].nunique())]
     return {str(name): rows[columns].to_numpy() for name, rows in frame.groupby("matrix")}

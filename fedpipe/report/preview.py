@@ -28,24 +28,9 @@ def render_partition_preview(
     """Render one line per client and the three measures of heterogeneity.
 
     Classes have numbers instead of their names if the names do not fit into a line. With many classes each is one
-    character, darker for more samples.
-
-    Parameters
-    ----------
-    key
-        The partition's key.
-    settings
-        Settings of ``partition.yaml``.
-    counts
-        Training samples of each client and class, shape (N, C).
-    clients
-        Names of the clients, N of them.
-    class_names
-        Names or numbers of the classes, C of them.
-    held_out
-        Numbers of the clients that are held out, which have an asterisk.
-    unused_keys
-        Keys of the data set that have no effect.
+    character, darker for more samples. ``settings`` are those of ``partition.yaml``. ``counts`` (N, C) are the training
+    samples of each client and class. Clients in ``held_out`` have an asterisk. ``unused_keys`` of the data set have no
+    effect.
     """
     clients = [f"{name}*" if client in held_out else name for client, name in enumerate(clients)]
     description = table_notes.describe_partition(settings, unused_keys)

@@ -11,18 +11,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 def show_round_progress(path: Path, stop: int, rounds: Iterator[int], console: Console | None = None) -> Iterator[int]:
-    """Pass on the rounds of a segment and show each.
+    """Pass on the rounds of a segment, which ends with round ``stop``, and show each.
 
-    Parameters
-    ----------
-    path
-        Folder of the run.
-    stop
-        Last round of the segment.
-    rounds
-        Numbers of :meth:`~fedpipe.engine.run.Run.run_segment`: complete rounds first, then each new round.
-    console
-        Console. By default standard output.
+    ``path`` is the run's folder. ``rounds`` are the numbers of :meth:`~fedpipe.engine.run.Run.run_segment`: complete
+    rounds first, then each new round.
     """
     console = console or Console()
     complete_count = next(rounds)

@@ -202,7 +202,7 @@ def describe_rank_comparison(plan: Plan, comparison: RankComparison, omitted_met
     sentences = [
         f"Ranks of the methods in {comparison.columns} columns of the table by {metric}. Rank 1 is the best.",
         f"Friedman test: chi-squared({len(comparison.names) - 1}) = {comparison.statistic:.2f}, "
-        f"p = {format_p_value(comparison.p_value)}.",
+        f"p = {comparison.p_value:.3g}.",
     ]
     if not comparison.is_significant:
         sentences.append(f"It finds no difference at {SIGNIFICANCE_LEVEL:.0%}, so pairs are not compared.")
@@ -228,27 +228,9 @@ def build_method_pairs_table(data: StudyData) -> pd.DataFrame:
         ``method`` (label and grid values), ``mean_rank``, ``other``, ``other_mean_rank``, ``p``. Empty if runs are
         missing.
     """
-    comparison = build_ranked_table(data).compare_methods(data.plan)
-    rows = [
-        (
-            comparison.names[i],
-            comparison.mean_ranks[i],
-            comparison.names[j],
-            comparison.mean_ranks[j],
-            comparison.pair_p_values[i, j],
-        )
-        for i, j in (combinations(range(len(comparison.names)), 2) if comparison else ())
-        if comparison
-    ]
+    comparison, rows = build_ranked_table(data).compare_methods(data.plan), []
+    if comparison:
+        names, ranks, p_values = comparison.names, comparison.mean_ranks, comparison.pair_p_values
+        pairs = combinations(range(len(names)), 2)
+        rows = [(names[i], ranks[i], names[j], ranks[j], p_values[i, j]) for i, j in pairs]
     return pd.DataFrame(rows, columns=["method", "mean_rank", "other", "other_mean_rank", "p"])
-
-
-def format_p_value(p_value: float) -> str:
-    """Format a p-value.
-
-    Examples
-    --------
-    >>> format_p_value(0.0258), format_p_value(1e-9)
-    ('0.0258', '1e-09')
-    """
-    return f"{p_value:.3g}"

@@ -18,7 +18,7 @@ from fedpipe.core.storage import files, layout
 from fedpipe.planning.new_clients import list_reported_protocols
 from fedpipe.planning.plan import Cell, Plan
 from fedpipe.planning.rungs import GridCell
-from fedpipe.report.words import METRICS, get_reported_column_header
+from fedpipe.report.words import DASH, METRICS, get_reported_column_header
 from fedpipe.settings.base import NEW_CLIENTS_PREFIX, Metric, Protocol, to_validation_protocol
 from fedpipe.settings.report import ReportedRound
 
@@ -38,12 +38,8 @@ RUNS_PER_CALL = 100  #: runs whose accuracies are computed in one call of pandas
 REPORTED_ROUNDS: tuple[ReportedRound, ...] = get_args(ReportedRound)
 TIMED_PHASES = ("train", "aggregate", "evaluate")  #: phases of a complete round
 EPOCH_COLUMN = "epoch"  #: seconds of a client's epoch
-RESERVED_HEADS = (
-    "algorithm",
-    "protocol",
-    "seeds",
-    *map(get_reported_column_header, METRICS),
-)  #: heads of pivoted tables, in addition to those of the grid
+#: Heads of pivoted tables, in addition to those of the grid.
+RESERVED_HEADS = ("algorithm", "protocol", "seeds", *map(get_reported_column_header, METRICS))
 
 
 def sort_cells(plan: Plan) -> list[Cell]:
@@ -59,22 +55,29 @@ def format_grid_point(plan: Plan, cell: GridCell) -> dict[str, str]:
     return {name: _format_grid_value(cell.grid[name]) if name in cell.grid else "" for name in plan.grid}
 
 
-def shorten_dotted_keys(names: Iterable[str]) -> list[str]:
-    """Shorten dotted keys to their last part, unless it is ambiguous or the name of another column."""
-    names = list(names)
-    last_parts = [name.rpartition(".")[2] for name in names]
-    all_heads = [*last_parts, *RESERVED_HEADS]
-    return [
-        last_part if all_heads.count(last_part) == 1 else name
-        for last_part, name in zip(last_parts, names, strict=True)
-    ]
+def get_row_key(plan: Plan, cell: GridCell) -> tuple[str, ...]:
+    """Get the algorithm and the grid values as text, which identify the table's row of a cell."""
+    return cell.algorithm, *format_grid_point(plan, cell).values()
+
+
+def format_row_labels(plan: Plan, row_key: Iterable[Hashable]) -> dict[str, str]:
+    """Format the first cells of a table's row by their heads: the method's name and the grid values."""
+    algorithm, *point = map(str, row_key)
+    values = zip(shorten_dotted_keys(plan.grid).values(), point, strict=True)
+    return {"algorithm": plan.get_method_title(algorithm), **{head: value or DASH for head, value in values}}
+
+
+def shorten_dotted_keys(names: Iterable[str]) -> dict[str, str]:
+    """Shorten dotted keys to their last part, by key, unless it is ambiguous or the name of another column."""
+    last_parts = {name: name.rpartition(".")[2] for name in names}
+    all_heads = [*last_parts.values(), *RESERVED_HEADS]
+    return {name: part if all_heads.count(part) == 1 else name for name, part in last_parts.items()}
 
 
 def describe_grid_point(point: Mapping[str, str]) -> str:
     """Describe a grid point, such as ``alpha=0.1, mu=1``, without values that do not concern the algorithm."""
-    return ", ".join(
-        f"{name}={value}" for name, value in zip(shorten_dotted_keys(point), point.values(), strict=True) if value
-    )
+    short_names = shorten_dotted_keys(point)
+    return ", ".join(f"{short_names[name]}={value}" for name, value in point.items() if value)
 
 
 def describe_configuration(name: str, point: Mapping[str, str]) -> str:
@@ -329,14 +332,8 @@ def select_best_rows(plan: Plan, means: pd.DataFrame) -> list[tuple[Hashable, ..
     """Select the rows of a table as algorithm and grid values: all, or the best of `report.best_over`.
 
     The best has the best mean of the study's first metric by the method's protocol, or by the study's first that it
-    has, or by the same model on the clients' validation samples (`report.best_on`).
-
-    Parameters
-    ----------
-    plan
-        Plan of the study.
-    means
-        Rows of the table by protocol and metric with ``mean`` and ``seeds``, in the reported round and average.
+    has, or by the same model on the clients' validation samples (`report.best_on`). ``means`` are the rows of the table
+    by protocol and metric with ``mean`` and ``seeds``, in the reported round and average.
     """
     means = means[means["metric"] == plan.metrics[0]]
     row, searched_names, report = ["algorithm", *plan.grid], plan.report.best_over, plan.report

@@ -21,12 +21,9 @@ from fedpipe.settings.report import Statistic
 CONFIDENCE = 0.95  #: confidence level of intervals
 EQUALITY_TOLERANCE = 1e-9  #: half-width in points up to which differences are equal except for rounding
 STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
-FAIRNESS_COLUMNS = {
-    "client_std": "std",
-    "worst_tenth": "worst",
-    "lowest": "lowest",
-}  #: columns of :func:`compute_fairness`
-CLASS_STATISTICS = ("macro_f1", "balanced_accuracy")
+#: Columns of :func:`compute_fairness`.
+FAIRNESS_COLUMNS = {"client_std": "std", "worst_tenth": "worst", "lowest": "lowest"}
+CLASS_COLUMNS = {name: name for name in ("macro_f1", "balanced_accuracy")}  #: of :func:`compute_class_statistics`
 TARGET_COLUMNS = {"rounds_to_target": "round", "bytes_to_target": "bytes"}  #: columns of :func:`compute_cost_to_target`
 
 
@@ -139,7 +136,7 @@ def compute_class_statistics(metrics: pd.DataFrame, keys: Sequence[str]) -> pd.D
     """
     keys = [*keys, "protocol"]
     if "hits" not in metrics:  # runs of older versions have no class counts
-        return pd.DataFrame(columns=[*keys, *CLASS_STATISTICS])
+        return pd.DataFrame(columns=[*keys, *CLASS_COLUMNS])
     tested_rows = metrics[(metrics["total"] > 0) & metrics["hits"].notna()]
     last_round_rows = results.select_last_rounds(tested_rows, keys)
     rows = []
@@ -148,10 +145,10 @@ def compute_class_statistics(metrics: pd.DataFrame, keys: Sequence[str]) -> pd.D
         is_in_test, is_in_test_or_predicted = support > 0, support + predicted > 0
         f1 = 2 * hits[is_in_test_or_predicted] / (support + predicted)[is_in_test_or_predicted]
         class_statistics = dict(
-            zip(CLASS_STATISTICS, (f1.mean(), (hits[is_in_test] / support[is_in_test]).mean()), strict=True)
+            zip(CLASS_COLUMNS, (f1.mean(), (hits[is_in_test] / support[is_in_test]).mean()), strict=True)
         )
         rows.append({**dict(zip(keys, run, strict=True)), **class_statistics})
-    return pd.DataFrame(rows, columns=[*keys, *CLASS_STATISTICS])
+    return pd.DataFrame(rows, columns=[*keys, *CLASS_COLUMNS])
 
 
 def build_statistics_table(
@@ -170,11 +167,7 @@ def build_statistics_table(
     scores, run_columns = results.select_rows_of_standard_protocols(plan, scores), get_run_key_columns(plan)
     frames_and_columns = [
         (compute_fairness(metrics, run_columns), FAIRNESS_COLUMNS, 100),
-        (
-            compute_class_statistics(metrics, run_columns),
-            dict(zip(CLASS_STATISTICS, CLASS_STATISTICS, strict=True)),
-            100,
-        ),
+        (compute_class_statistics(metrics, run_columns), CLASS_COLUMNS, 100),
     ]
     if plan.report.target is not None:
         accuracies = scores[scores["metric"] == "accuracy"].rename(columns={"score": "accuracy"})
@@ -192,16 +185,10 @@ def build_statistics_table(
     statistics_frame = means.rename(columns={"count": "seeds"}).assign(half_width=math.nan)
     if differences := _compute_differences(plan, scores):
         statistics_frame = pd.concat([statistics_frame, pd.DataFrame(differences).set_index(cell_columns)])
-    rows = dict.fromkeys(
-        (cell_columns.algorithm, *results.format_grid_point(plan, cell_columns).values())
-        for cell_columns in results.sort_cells(plan)
-    )
-    order = itertools.product(rows, results.list_evaluation_protocols(plan, scores), STATISTICS)
-    ordered_keys = [(*row_key, protocol, name) for row_key, protocol, name in order]
-    ordered_frame = statistics_frame.reindex(
-        [key for key in ordered_keys if key in statistics_frame.index]
-    ).reset_index()
-    return ordered_frame.astype({"seeds": int})
+    row_keys = dict.fromkeys(results.get_row_key(plan, cell) for cell in results.sort_cells(plan))
+    order = itertools.product(row_keys, results.list_evaluation_protocols(plan, scores), STATISTICS)
+    keys = [key for row_key, *rest in order if (key := (*row_key, *rest)) in statistics_frame.index]
+    return statistics_frame.reindex(keys).reset_index().astype({"seeds": int})
 
 
 def _compute_differences(plan: Plan, scores: pd.DataFrame) -> list[dict[str, Any]]:
@@ -212,58 +199,40 @@ def _compute_differences(plan: Plan, scores: pd.DataFrame) -> list[dict[str, Any
     report, rows = plan.report, list[dict[str, Any]]()
     if report.baseline is None:
         return rows
-    metric, table_key_columns = plan.metrics[0], ["algorithm", *plan.grid, "protocol"]
+    metric, columns = plan.metrics[0], ["algorithm", *plan.grid, "protocol"]
     frame = results.compute_reported_scores(scores[scores["metric"] == metric], report.round, report.last_k)
     frame = frame[frame["average"] == report.average]
-    shown_rows = results.select_best_rows(plan, results.average_over_seeds(frame, [*table_key_columns, "metric"]))
+    shown_rows = results.select_best_rows(plan, results.average_over_seeds(frame, [*columns, "metric"]))
     by_seed: dict[tuple[Hashable, ...], pd.Series[float]] = {
         key: METRICS[metric].factor * lines.set_index("seed")["score"]
-        for key, lines in frame.groupby(table_key_columns, sort=False)
+        for key, lines in frame.groupby(columns, sort=False)
     }
-    cells_by_row = {
-        (cell.algorithm, *results.format_grid_point(plan, cell).values()): cell for cell in results.sort_cells(plan)
-    }
+    cells_by_row = {results.get_row_key(plan, cell): cell for cell in results.sort_cells(plan)}
     for row_key, cell in cells_by_row.items():
-        baseline_cell = _find_baseline_cell(plan, cell, shown_rows)
-        if baseline_cell is None or cell.algorithm == report.baseline:
+        baseline_key = _find_baseline_row(plan, cell, shown_rows)
+        if baseline_key is None or cell.algorithm == report.baseline:
             continue
-        baseline_row_key = (baseline_cell.algorithm, *results.format_grid_point(plan, baseline_cell).values())
         for protocol in dict.fromkeys(scores["protocol"]):
-            baseline_scores, cell_scores = (
-                by_seed.get((*baseline_row_key, protocol)),
-                by_seed.get((*row_key, protocol)),
-            )
-            paired_difference = (
-                None
-                if baseline_scores is None or cell_scores is None
-                else compute_paired_difference(baseline_scores, cell_scores)
-            )
-            if paired_difference is not None:
-                cell_labels = {
-                    "algorithm": cell.algorithm,
-                    **results.format_grid_point(plan, cell),
-                    "protocol": protocol,
-                }
-                rows.append(cell_labels | {"statistic": "difference", **paired_difference._asdict()})
+            key = (*row_key, protocol)
+            baseline_scores, cell_scores = by_seed.get((*baseline_key, protocol)), by_seed.get(key)
+            if baseline_scores is None or cell_scores is None:
+                continue
+            if difference := compute_paired_difference(baseline_scores, cell_scores):
+                labels = dict(zip(columns, key, strict=True))
+                rows.append(labels | {"statistic": "difference", **difference._asdict()})
     return rows
 
 
-def _find_baseline_cell(plan: Plan, cell: Cell, shown_rows: Collection[tuple[Hashable, ...]]) -> Cell | None:
-    """Find the baseline's cell at a cell's grid point. None if there are several."""
+def _find_baseline_row(
+    plan: Plan, cell: Cell, shown_rows: Collection[tuple[Hashable, ...]]
+) -> tuple[Hashable, ...] | None:
+    """Find the baseline's row at a cell's grid point. None if there are several."""
 
     def has_same_grid_values(candidate: Cell) -> bool:
         fixed_values = {name: value for name, value in candidate.grid.items() if name not in plan.report.best_over}
         return all(name in cell.grid and cell.grid[name] == value for name, value in fixed_values.items())
 
-    baseline_cells = [
-        baseline_cell
-        for baseline_cell in plan.cells
-        if baseline_cell.algorithm == plan.report.baseline
-        and (baseline_cell.algorithm, *results.format_grid_point(plan, baseline_cell).values()) in shown_rows
-        and has_same_grid_values(baseline_cell)
-    ]
-    return (
-        baseline_cells[0]
-        if len({str(sorted(baseline_cell.grid.items())) for baseline_cell in baseline_cells}) == 1
-        else None
-    )
+    baseline_cells = [each for each in plan.cells if each.algorithm == plan.report.baseline]
+    row_keys = {results.get_row_key(plan, each) for each in baseline_cells if has_same_grid_values(each)}
+    keys = [key for key in shown_rows if key in row_keys]
+    return keys[0] if len(keys) == 1 else None

@@ -197,34 +197,26 @@ def sort_runs(plan: Plan) -> list[PlannedRun]:
 
 def list_run_descriptions(plan: Plan) -> list[dict[str, str]]:
     """Describe each run of :func:`sort_runs` by its algorithm, and by the grid values and the seed that differ."""
-    points: dict[tuple[str, str], list[dict[str, str]]] = {}
-    for cell in plan.cells:
-        points.setdefault((cell.algorithm, cell.key), []).append(results.format_grid_point(plan, cell))
+    runs = _list_runs_with_grid_points(plan)
     descriptions = [
-        {name: _join_distinct_texts(point[name] for point in points[run.algorithm, run.key]) for name in plan.grid}
-        | {"seed": str(run.seed)}
-        for run in sort_runs(plan)
+        {name: _join_distinct_texts(point[name] for point in points) for name in plan.grid} | {"seed": str(run.seed)}
+        for run, points in runs
     ]
-    heads = dict(zip(plan.grid, results.shorten_dotted_keys(plan.grid), strict=True)) | {"seed": "seed"}
+    heads = results.shorten_dotted_keys(plan.grid) | {"seed": "seed"}
     varied = [name for name in heads if len({description[name] for description in descriptions}) > 1]
     return [
         {"run": plan.get_method_title(run.algorithm)} | {heads[name]: description[name] for name in varied}
-        for run, description in zip(sort_runs(plan), descriptions, strict=True)
+        for (run, _), description in zip(runs, descriptions, strict=True)
     ]
 
 
 def describe_run_configurations(plan: Plan) -> list[str]:
     """Describe algorithm and all grid points of each run of :func:`sort_runs`."""
-    points: dict[tuple[str, str], list[str]] = {}
-    for cell in plan.cells:
-        point = results.describe_grid_point(results.format_grid_point(plan, cell))
-        points.setdefault((cell.algorithm, cell.key), []).append(point)
-    return [
-        " ".join(
-            filter(None, (plan.get_method_title(run.algorithm), _join_distinct_texts(points[run.algorithm, run.key])))
-        )
-        for run in sort_runs(plan)
-    ]
+    configurations = []
+    for run, points in _list_runs_with_grid_points(plan):
+        points_text = _join_distinct_texts(map(results.describe_grid_point, points))
+        configurations.append(" ".join(filter(None, (plan.get_method_title(run.algorithm), points_text))))
+    return configurations
 
 
 def get_reported_protocol(plan: Plan, label: str) -> str:
@@ -300,46 +292,32 @@ def _measure_run_progress(
     plan: Plan, run: PlannedRun, name: str, jobs: list[LoggedJob], snakemake_start: float | None, has_curves: bool
 ) -> RunProgress:
     """Get the progress of a run from its unfinished jobs. ``snakemake_start`` is the start of a running Snakemake."""
-    files, total_rounds = run.files, run.rounds
-    complete_rounds = _count_complete_rounds(files, total_rounds)
-    if run.merged_files.marker.exists() and complete_rounds == total_rounds:
-        return _measure_complete_run(plan, run, name, has_curves)
-    state: RunState
-    if any(job.has_failed and not job.is_stopped for job in jobs):
-        state = "failed"
-    elif jobs and all(job.has_failed for job in jobs):
-        state = "stopped"
-    elif snakemake_start is not None and (
-        jobs or _has_written_log(files, snakemake_start)
-    ):  # no jobs: this snakemake writes no records
-        state = "running" if not jobs or any(job.has_started for job in jobs) else "queued"
+    files, merged_files = run.files, run.merged_files
+    complete_rounds = _count_complete_rounds(files, run.rounds)
+    if merged_files.marker.exists() and complete_rounds == run.rounds:  # merged files are faster to read than a pack
+        state: RunState = "done"
+        modification_time = merged_files.marker.stat().st_mtime_ns
+        curves = _read_merged_accuracy_curves(merged_files, merged_files.marker.absolute(), modification_time)
+        seconds = _average_round_seconds(read_json(merged_files.times)["rounds"][-RECENT_ROUNDS:])
     else:
-        state = "stopped" if complete_rounds or jobs else "waiting"
-    curves = _read_accuracy_curves(files, complete_rounds, None if has_curves else 1)
-    return RunProgress(
-        name,
-        state,
-        complete_rounds,
-        total_rounds,
-        _get_last_accuracy(plan, run, curves),
-        _read_round_seconds(files, complete_rounds),
-        curves if has_curves else {},
-    )
+        state = _get_state_of_incomplete_run(files, complete_rounds, jobs, snakemake_start)
+        curves = _read_accuracy_curves(files, complete_rounds, None if has_curves else 1)
+        seconds = _read_round_seconds(files, complete_rounds)
+    accuracy = _get_last_accuracy(plan, run, curves)
+    return RunProgress(name, state, complete_rounds, run.rounds, accuracy, seconds, curves if has_curves else {})
 
 
-def _measure_complete_run(plan: Plan, run: PlannedRun, name: str, has_curves: bool) -> RunProgress:
-    """Get the progress of a complete run from its merged files, which are faster to read than a pack."""
-    files = run.merged_files
-    curves = _read_merged_accuracy_curves(files, files.marker.absolute(), files.marker.stat().st_mtime_ns)
-    return RunProgress(
-        name,
-        "done",
-        run.rounds,
-        run.rounds,
-        _get_last_accuracy(plan, run, curves),
-        _average_round_seconds(read_json(files.times)["rounds"][-RECENT_ROUNDS:]),
-        curves if has_curves else {},
-    )
+def _get_state_of_incomplete_run(
+    files: RunFiles, complete_rounds: int, jobs: list[LoggedJob], snakemake_start: float | None
+) -> RunState:
+    if any(job.has_failed and not job.is_stopped for job in jobs):
+        return "failed"
+    if jobs and all(job.has_failed for job in jobs):
+        return "stopped"
+    if snakemake_start is not None and (jobs or _has_written_log(files, snakemake_start)):
+        # Without jobs, this snakemake writes no records.
+        return "running" if not jobs or any(job.has_started for job in jobs) else "queued"
+    return "stopped" if complete_rounds or jobs else "waiting"
 
 
 def _get_last_accuracy(plan: Plan, run: PlannedRun, curves: Mapping[int, Mapping[str, float]]) -> float | None:
@@ -347,6 +325,14 @@ def _get_last_accuracy(plan: Plan, run: PlannedRun, curves: Mapping[int, Mapping
     if not curves or run.path in plan.draw_run_paths:
         return None
     return curves[max(curves)].get(get_reported_protocol(plan, run.algorithm), math.nan)
+
+
+def _list_runs_with_grid_points(plan: Plan) -> list[tuple[PlannedRun, list[dict[str, str]]]]:
+    """List the runs of :func:`sort_runs` with the grid points of the cells that report them."""
+    points: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for cell in plan.cells:
+        points.setdefault((cell.algorithm, cell.key), []).append(results.format_grid_point(plan, cell))
+    return [(run, points[run.algorithm, run.key]) for run in sort_runs(plan)]
 
 
 def _join_distinct_texts(texts: Iterable[str]) -> str:
@@ -362,9 +348,7 @@ def _has_written_log(files: RunFiles, start_time: float) -> bool:
 
 def _count_complete_rounds(files: RunFiles, total_rounds: int) -> int:
     complete_rounds = set(files.list_complete_rounds())
-    return next(
-        number for number in range(total_rounds + 1) if number + 1 > total_rounds or number + 1 not in complete_rounds
-    )
+    return len([*itertools.takewhile(complete_rounds.__contains__, range(1, total_rounds + 1))])
 
 
 def _read_accuracy_curves(files: RunFiles, complete_rounds: int, limit: int | None) -> dict[int, dict[str, float]]:

@@ -164,14 +164,13 @@ class StudyProgress:
     @cached_property
     def ranked_configurations(self) -> list[Configuration]:
         """Configurations with an accuracy, the highest mean of the reported accuracy first."""
-        means = {
-            configuration.name: statistics.fmean(accuracies) if accuracies else -math.inf
-            for configuration in self.configurations
-            if (accuracies := configuration.compute_last_accuracies(configuration.protocol))
-            or any(run.curves for run in configuration.runs)
-        }
-        begun = [configuration for configuration in self.configurations if configuration.name in means]
-        return sorted(begun, key=lambda configuration: means[configuration.name], reverse=True)
+        begun = [configuration for configuration in self.configurations if configuration.counted_runs]
+
+        def compute_mean_accuracy(configuration: Configuration) -> float:
+            accuracies = configuration.compute_last_accuracies(configuration.protocol)
+            return statistics.fmean(accuracies) if accuracies else -math.inf
+
+        return sorted(begun, key=compute_mean_accuracy, reverse=True)
 
     @cached_property
     def css_color_classes(self) -> dict[str, str]:
@@ -269,16 +268,7 @@ def write_status_page(
 ) -> list[StudyProgress]:
     """Write the page of these studies, and return their progress.
 
-    Parameters
-    ----------
-    plans
-        Plans of the studies.
-    unplanned
-        Files of studies without a plan.
-    path
-        File of the page.
-    refresh_seconds
-        Seconds after which a browser loads the page again. None: never.
+    The page names the files of ``unplanned`` studies. A browser loads it again after ``refresh_seconds``, if given.
     """
     studies = [StudyProgress(plan) for plan in plans]
     page = _build_template_environment().get_template("status_page.html")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from statistics import mean
 from typing import Any
 
@@ -127,7 +127,7 @@ def describe_best_values_at_grid_edges(data: StudyData) -> list[str]:
         for key in data.table_row_keys
         if key in measured_keys
     ]
-    for name, short_name in zip(plan.grid, results.shorten_dotted_keys(plan.grid), strict=True):
+    for name, short_name in results.shorten_dotted_keys(plan.grid).items():
         numbers = [value for value in plan.grid[name] if "." in name and type(convert_to_number(value)) in (int, float)]
         if name not in searched_names or len(numbers) < max(2, len(plan.grid[name])):
             continue
@@ -156,9 +156,9 @@ def describe_best_values_at_grid_edges(data: StudyData) -> list[str]:
     return sentences
 
 
-def describe_missing_seeds(plan: Plan) -> dict[tuple[Hashable, ...], dict[str, str]]:
+def describe_missing_seeds(plan: Plan) -> Mapping[tuple[Hashable, ...], dict[str, str]]:
     """Describe the number of seeds by row, if some cells are missing."""
-    rows = [(cell.algorithm, *results.format_grid_point(plan, cell).values()) for cell in plan.cells]
+    rows = [results.get_row_key(plan, cell) for cell in plan.cells]
     seed_count = len(plan.seeds)
     if all(rows.count(row) == seed_count for row in rows):
         return {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from html import escape
 from typing import Any, NamedTuple
 
@@ -36,21 +37,13 @@ class TextTable(NamedTuple):
 
     def to_html(self) -> str:
         """Render as HTML."""
-        head = "".join(
-            f"<th{self._get_alignment_attribute(column_index)}>{escape(str(name))}"
-            for column_index, name in enumerate(self.frame.columns)
-        )
-        rows = (
-            "".join(
-                f"<td{self._get_alignment_attribute(column_index)}>{escape(str(cell))}"
-                for column_index, cell in enumerate(row)
-            )
-            for row in self.frame.itertuples(index=False)
-        )
-        return f"<table>\n<tr>{head}\n" + "\n".join(f"<tr>{row}" for row in rows) + "\n</table>"
+        rows = [self._render_html_row("td", row) for row in self.frame.itertuples(index=False)]
+        return "\n".join(["<table>", self._render_html_row("th", self.frame.columns), *rows, "</table>"])
 
-    def _get_alignment_attribute(self, column_index: int) -> str:
-        return "" if column_index < self.left_aligned_columns else ' class="number"'
+    def _render_html_row(self, tag: str, cells: Iterable[Any]) -> str:
+        number_tag = f'{tag} class="number"'
+        tags = [tag if column < self.left_aligned_columns else number_tag for column in range(self.frame.shape[1])]
+        return "<tr>" + "".join(f"<{tag}>{escape(str(cell))}" for tag, cell in zip(tags, cells, strict=True))
 
 
 def read_partition_settings_by_key(plan: Plan) -> dict[str, Any]:

@@ -98,13 +98,9 @@ def build_report_sections(data: StudyData) -> list[str | TextTable]:
     for key, cells in cells_by_row.items():
         if key not in data.table_row_keys:
             continue
-        algorithm, *point = key
         rows.append(
             {
-                "algorithm": plan.get_method_title(str(algorithm)),
-                **dict(
-                    zip(results.shorten_dotted_keys(plan.grid), (str(value) or DASH for value in point), strict=True)
-                ),
+                **results.format_row_labels(plan, key),
                 **seeds.get(key, {}),
                 **_format_reported_scores(plan, cells),
                 **{format_metric_label(str(cell["protocol"]), cell["metric"]): format_score(cell) for cell in cells},
@@ -218,12 +214,10 @@ def _build_statistics_section(data: StudyData) -> list[str | TextTable]:
     }
     rows = []
     for key in data.table_row_keys:
-        algorithm, *point = map(str, key)
-        protocol = plan.method_protocols.get(algorithm, first_protocol)
+        protocol = plan.method_protocols.get(str(key[0]), first_protocol)
         rows.append(
             {
-                "algorithm": plan.get_method_title(algorithm),
-                **dict(zip(results.shorten_dotted_keys(plan.grid), (value or DASH for value in point), strict=True)),
+                **results.format_row_labels(plan, key),
                 **({"metric": format_metric_label(protocol)} if plan.method_protocols else {}),
                 **{
                     column_heads[name]: _format_statistic_cell(plan, statistics_by_key.get((*key, protocol, name)))
@@ -241,7 +235,7 @@ def _build_statistics_section(data: StudyData) -> list[str | TextTable]:
             "Statistics of the clients' accuracies (%) are from the last evaluated round. Worst tenth is the mean "
             "accuracy of the clients in the lowest tenth."
         )
-    if {*statistics.CLASS_STATISTICS} & {*report.statistics}:
+    if {*statistics.CLASS_COLUMNS} & {*report.statistics}:
         sentences.append(
             "Macro F1 and balanced accuracy (%) are over all clients' test samples, in the last evaluated round."
         )

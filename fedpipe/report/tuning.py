@@ -31,11 +31,10 @@ from fedpipe.planning.rungs import (
 from fedpipe.planning.tpe import PlanDraw
 from fedpipe.report import results
 from fedpipe.report.table_parts import TextTable
-from fedpipe.report.words import METRICS, format_metric_label, format_number, join_words
+from fedpipe.report.words import DASH, METRICS, format_metric_label, format_number, join_words
 from fedpipe.settings.base import Metric
 from fedpipe.settings.tune import Range
 
-NO_VALUE = "–"  #: cell of a key that does not concern a method
 RELATIVE_STEP = 1e-6  #: from a bound of real numbers to a value beyond it
 
 
@@ -177,13 +176,13 @@ def list_winners(plan: Plan) -> list[Winner]:
     rungs = plan.read_rungs()
     if plan.tuning is None or len(rungs) < len(plan.tuning.rungs):
         return []
-    winners, metric, heads = [], METRICS[plan.tuning.metric], _get_heads(plan.tuning)
+    winners, metric, heads = [], METRICS[plan.tuning.metric], results.shorten_dotted_keys(plan.tuning.over)
     for index, (planned, result) in enumerate(zip(plan.tuning.searches, rungs[-1].searches, strict=True)):
         ranked = result.ranking[0] if result.ranking else None
         values = _get_draw_values(plan, planned, ranked.draw) if ranked else dict.fromkeys(heads)
-        texts = {heads[key]: NO_VALUE if value is None else str(value) for key, value in values.items()}
+        texts = {heads[key]: DASH if value is None else str(value) for key, value in values.items()}
         score = None if ranked is None or ranked.score is None else format_number(metric.factor * ranked.score)
-        texts |= {"draws": _format_draw_count(planned), f"validation {metric.name_with_unit}": score or NO_VALUE}
+        texts |= {"draws": _format_draw_count(planned), f"validation {metric.name_with_unit}": score or DASH}
         has_diverged = ranked is not None and ranked.diverged
         last_results = {
             planned.draws[one.draw].keys: one.diverged for rung in rungs for one in rung.searches[index].ranking
@@ -197,7 +196,7 @@ def build_search_section(plan: Plan) -> list[str | TextTable]:
     """Build the sentences about the search, and the table of the winning values. Empty without `tune`."""
     if plan.tuning is None:
         return []
-    rows, near_bounds, heads = [], [], _get_heads(plan.tuning)
+    rows, near_bounds, heads = [], [], results.shorten_dotted_keys(plan.tuning.over)
     failed, failed_later = list[str](), list[str]()
     for winner in list_winners(plan):
         title, point = plan.get_method_title(winner.search.algorithm), _format_search_grid_point(plan, winner.search)
@@ -206,8 +205,8 @@ def build_search_section(plan: Plan) -> list[str | TextTable]:
             (failed_later if winner.has_lost_to_diverged else failed).append(name)
         else:
             near_bounds += [f"{heads[key]} of {name}" for key in list_keys_near_bound(plan.tuning, winner)]
-        point_texts = zip(results.shorten_dotted_keys(point), point.values(), strict=True)
-        rows.append({"algorithm": title, **{name: text or NO_VALUE for name, text in point_texts}, **winner.texts})
+        point_texts = {head: point[name] or DASH for name, head in results.shorten_dotted_keys(point).items()}
+        rows.append({"algorithm": title, **point_texts, **winner.texts})
     if not rows:
         return [describe_hyperparameter_search(plan)]
     warnings = [f"Warning: all draws of {join_words(failed)} diverged, so the winner is arbitrary."] if failed else []
@@ -311,11 +310,6 @@ def _get_planned_tuning(plan: Plan) -> PlannedTuning:
     if plan.tuning is None:
         raise ArtifactError(f"{plan.params}: the study has no section `tune`. Type `fedpipe plan`, and run again.")
     return plan.tuning
-
-
-def _get_heads(tuning: PlannedTuning) -> dict[str, str]:
-    """Get the head of the column of each key of `tune.over`."""
-    return dict(zip(tuning.over, results.shorten_dotted_keys(tuning.over), strict=True))
 
 
 def _format_search_grid_point(plan: Plan, planned: PlannedSearch) -> dict[str, str]:

@@ -44,45 +44,51 @@ class Entry(NamedTuple):
     notes: tuple[str, ...] = ()  #: notes about this number
 
 
-class WideTable(NamedTuple):
-    """The table, with labels and entries of each row."""
+class Column(NamedTuple):
+    """A column of numbers."""
 
-    stubs: tuple[str, ...]  #: heads of the label columns
-    columns: list[tuple[str, ...]]  #: heads of each column from the top level to the metric
-    protocols: list[str]  #: id of the protocol of each column
-    metrics: list[Metric]  #: metric of each column
-    labels: list[tuple[str, ...]]
-    rows: list[list[Entry]]
-    overrides: list[str]  #: overrides of each row
-    winners: list[dict[str, str]]  #: the winners of `tune` in each row, by the head of a column
+    heads: tuple[str, ...]  #: from the top level to the metric
+    protocol: str
+    metric: Metric
+
+
+class Row(NamedTuple):
+    """A row of the table."""
+
+    labels: tuple[str, ...]
+    entries: list[Entry]
+    overrides: str
+    winners: dict[str, str]  #: the winners of `tune`, by the head of a column
+
+
+class WideTable(NamedTuple):
+    """The table."""
+
+    stubs: tuple[str, ...]  #: heads of the labels
+    columns: list[Column]
+    rows: list[Row]
 
 
 def render_latex_table(data: StudyData, full_plan: Plan | None = None) -> str:
     """Render a tabular for the package booktabs, with text for its caption in comments.
 
     The best number of each column is bold and the second best is underlined, after rounding. The lowest ECE or NLL is
-    the best.
-
-    Parameters
-    ----------
-    data
-        The study.
-    full_plan
-        Plan of the complete study, if runs are missing.
+    the best. If runs are missing, ``full_plan`` is the plan of the complete study.
     """
     wide_table, notes = build_wide_table(data, full_plan), dict[str, str]()
-    marks = [
+    marks_by_column = [
         _choose_latex_marks(
-            [row[column_index].number for row in wide_table.rows], words.METRICS[metric].improvement_sign
+            [row.entries[index].number for row in wide_table.rows], words.METRICS[column.metric].improvement_sign
         )
-        for column_index, metric in enumerate(wide_table.metrics)
+        for index, column in enumerate(wide_table.columns)
     ]
     body: list[list[str]] = []
-    for (title, *labels), row, overrides in zip(wide_table.labels, wide_table.rows, wide_table.overrides, strict=True):
-        name = _render_latex_entry(Entry(title, notes=(overrides,) if overrides else ()), "", notes)
+    for index, row in enumerate(wide_table.rows):
+        title, *labels = row.labels
+        name = _render_latex_entry(Entry(title, notes=tuple(filter(None, [row.overrides]))), "", notes)
         entries = [
-            _render_latex_entry(entry, mark, notes)
-            for entry, mark in zip(row, (column_marks[len(body)] for column_marks in marks), strict=True)
+            _render_latex_entry(entry, marks[index], notes)
+            for entry, marks in zip(row.entries, marks_by_column, strict=True)
         ]
         body.append([name, *map(escape_latex, labels), *entries])
     width = len(wide_table.stubs) + len(wide_table.columns)
@@ -113,19 +119,15 @@ def render_wide_csv(data: StudyData, full_plan: Plan | None = None) -> str:
     """
     wide_table, text = build_wide_table(data, full_plan), io.StringIO()
     writer = comma.writer(text, lineterminator="\n")
-    winner_heads = dict.fromkeys(head for winners in wide_table.winners for head in winners)
-    heads = [*wide_table.stubs, *map(" / ".join, wide_table.columns), *winner_heads]
-    writer.writerow(map(tables.escape_spreadsheet_formula, heads))
-    for (title, *labels), row, overrides, winners in zip(
-        wide_table.labels, wide_table.rows, wide_table.overrides, wide_table.winners, strict=True
-    ):
-        entries = [entry.text + (f" ({', '.join(entry.notes)})" if entry.notes else "") for entry in row]
-        entries += [winners.get(head, words.DASH) for head in winner_heads]
-        writer.writerow(
-            map(
-                tables.escape_spreadsheet_formula, [f"{title} ({overrides})" if overrides else title, *labels, *entries]
-            )
-        )
+    winner_heads = dict.fromkeys(head for row in wide_table.rows for head in row.winners)
+    columns = [" / ".join(column.heads) for column in wide_table.columns]
+    writer.writerow(map(tables.escape_spreadsheet_formula, [*wide_table.stubs, *columns, *winner_heads]))
+    for row in wide_table.rows:
+        title, *labels = row.labels
+        name = f"{title} ({row.overrides})" if row.overrides else title
+        entries = [entry.text + (f" ({', '.join(entry.notes)})" if entry.notes else "") for entry in row.entries]
+        winners = [row.winners.get(head, words.DASH) for head in winner_heads]
+        writer.writerow(map(tables.escape_spreadsheet_formula, [name, *labels, *entries, *winners]))
     return text.getvalue()
 
 
@@ -149,37 +151,29 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
     full_plan = full_plan or plan
     column_names = _sort_column_grid_names(full_plan)
     row_names = [name for name in full_plan.grid if name not in {*column_names, *full_plan.report.best_over}]
-    key_positions = {name: position for position, name in enumerate(["algorithm", *plan.grid])}
+    key_names = ["algorithm", *plan.grid]
 
-    def get_row_labels(key: Sequence[Hashable]) -> tuple[str, ...]:
-        return tuple(str(key[key_positions[name]]) for name in ("algorithm", *row_names))
-
-    def get_column_grid_values(key: Sequence[Hashable]) -> tuple[str, ...]:
-        return tuple(str(key[key_positions[name]]) for name in column_names)
+    def split_key(key: Iterable[Hashable]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Split the key of a table's row into the labels of a row and the grid point of a column."""
+        values = dict(zip(key_names, map(str, key), strict=True))
+        return tuple(values[name] for name in ("algorithm", *row_names)), tuple(values[name] for name in column_names)
 
     test_protocols = [name for name in data.reported_rows["protocol"].unique() if not name.endswith("-on-validation")]
     cells = {
-        (*[cell[name] for name in key_positions], cell["protocol"], cell["metric"]): cell
+        (*[cell[name] for name in key_names], cell["protocol"], cell["metric"]): cell
         for cell in data.reported_rows.to_dict("records")
     }
-    runs = Counter((cell.algorithm, *results.format_grid_point(plan, cell).values()) for cell in plan.cells)
-    shown_keys = {
-        (get_row_labels(key), get_column_grid_values(key)): tuple(map(str, key)) for key in data.table_row_keys
-    }
-    planned_keys = dict.fromkeys(
-        (cell.algorithm, *results.format_grid_point(full_plan, cell).values()) for cell in results.sort_cells(full_plan)
+    runs = Counter(results.get_row_key(plan, cell) for cell in plan.cells)
+    shown_keys = {split_key(key): tuple(map(str, key)) for key in data.table_row_keys}
+    planned_cells = dict.fromkeys(
+        split_key(results.get_row_key(full_plan, cell)) for cell in results.sort_cells(full_plan)
     )
-    planned_cells = {(get_row_labels(key), get_column_grid_values(key)) for key in planned_keys}
-    shown_labels = {labels for labels, _ in shown_keys}
-    cell_overrides = {
-        (cell.algorithm, *results.format_grid_point(plan, cell).values()): results.format_method_overrides(cell)
-        for cell in plan.cells
-    }
+    cell_overrides = {results.get_row_key(plan, cell): results.format_method_overrides(cell) for cell in plan.cells}
     overrides_by_row: dict[tuple[str, ...], set[str]] = {}
-    for (stub, _), key in shown_keys.items():
-        overrides_by_row.setdefault(stub, set()).add(cell_overrides[key])
+    for (labels, _), key in shown_keys.items():
+        overrides_by_row.setdefault(labels, set()).add(cell_overrides[key])
     row_overrides = {
-        stub: next(iter(overrides)) if len(overrides) == 1 else "" for stub, overrides in overrides_by_row.items()
+        labels: overrides.pop() if len(overrides) == 1 else "" for labels, overrides in overrides_by_row.items()
     }
 
     def build_table_entry(labels: tuple[str, ...], point: tuple[str, ...], protocol: str, metric: Metric) -> Entry:
@@ -193,52 +187,51 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
         notes = [cell_overrides[key]] if cell_overrides[key] != row_overrides[labels] else []
         notes += [words.format_metric_label(shown_protocol, metric)] if shown_protocol != protocol else []
         notes += [f"{cell['seeds']} of {len(plan.seeds)} seeds"] if cell["seeds"] < len(plan.seeds) else []
-        notes += (
-            [f"diverged in {int(cell['diverged'])} of {runs[key]} run{'s' if runs[key] > 1 else ''}"]
-            if cell["diverged"]
-            else []
-        )
+        if cell["diverged"]:
+            notes.append(f"diverged in {int(cell['diverged'])} of {runs[key]} run{'s' if runs[key] > 1 else ''}")
         return Entry(tables.format_score(cell), round(float(cell["mean"]), 2), tuple(notes))
 
-    labels = [name for name in dict.fromkeys(map(get_row_labels, planned_keys)) if name in shown_labels]
-    column_points = _group_grid_points(dict.fromkeys(map(get_column_grid_values, planned_keys)))
+    row_labels = dict.fromkeys(labels for labels, _ in planned_cells if labels in row_overrides)
+    column_points = _group_grid_points(dict.fromkeys(point for _, point in planned_cells))
     points = list(itertools.product(column_points, test_protocols, plan.metrics))
-    entries_by_column = {head: [build_table_entry(name, *head) for name in labels] for head in points}
-    columns = [
-        head
-        for head, column_entries in entries_by_column.items()
-        if any(column_entry.number is not None for column_entry in column_entries)
+    entries_by_column = {head: [build_table_entry(labels, *head) for labels in row_labels] for head in points}
+    shown_points = [
+        head for head, entries in entries_by_column.items() if any(entry.number is not None for entry in entries)
     ] or points
-    short_names = dict(zip(plan.grid, results.shorten_dotted_keys(plan.grid), strict=True))
+    short_names = results.shorten_dotted_keys(plan.grid)
 
     def format_grid_headers(point: tuple[str, ...]) -> list[str]:
-        names = zip(column_names, point, strict=True)
-        return [_format_grid_header(name, short_names[name], value) for name, value in names]
+        """Format the grid values in a column's heads: the name of an axis's value, or a list's value with its key."""
+        return [
+            (f"{short_names[name]}={value}" if "." in name else value) if value else words.DASH
+            for name, value in zip(column_names, point, strict=True)
+        ]
 
     def format_metric_header(protocol: str, metric: Metric) -> str:
-        is_reported = protocol == plan.protocols[0] and any(name in plan.method_protocols for name, *_ in labels)
+        is_reported = protocol == plan.protocols[0] and any(name in plan.method_protocols for name, *_ in row_labels)
         return words.get_reported_column_header(metric) if is_reported else words.format_metric_label(protocol, metric)
 
-    heads = [
-        (*format_grid_headers(point), format_metric_header(protocol_name, metric))
-        for point, protocol_name, metric in columns
-    ]
     winners: dict[tuple[str, ...], dict[str, str]] = {}
     for winner in list_winners(plan):
         grid_point = results.format_grid_point(plan, winner.search) | {TUNING: TUNED}
-        key = (winner.search.algorithm, *(grid_point[name] for name in plan.grid))
-        prefix = format_grid_headers(get_column_grid_values(key))
-        row_winners = winners.setdefault(get_row_labels(key), {})
-        row_winners |= {" / ".join([*prefix, head]): text for head, text in winner.texts.items()}
+        labels, point = split_key([winner.search.algorithm, *(grid_point[name] for name in plan.grid)])
+        row_winners, heads = winners.setdefault(labels, {}), format_grid_headers(point)
+        row_winners |= {" / ".join([*heads, head]): text for head, text in winner.texts.items()}
     return WideTable(
         stubs=("algorithm", *(short_names[name] for name in row_names)),
-        columns=heads,
-        protocols=[protocol_name for _, protocol_name, _ in columns],
-        metrics=[metric for _, _, metric in columns],
-        labels=[(plan.get_method_title(name), *(value or words.DASH for value in values)) for name, *values in labels],
-        rows=[[entries_by_column[head][index] for head in columns] for index in range(len(labels))],
-        overrides=[row_overrides[name] for name in labels],
-        winners=[winners.get(name, {}) for name in labels],
+        columns=[
+            Column((*format_grid_headers(point), format_metric_header(protocol, metric)), protocol, metric)
+            for point, protocol, metric in shown_points
+        ],
+        rows=[
+            Row(
+                (plan.get_method_title(labels[0]), *(value or words.DASH for value in labels[1:])),
+                [entries_by_column[head][index] for head in shown_points],
+                row_overrides[labels],
+                winners.get(labels, {}),
+            )
+            for index, labels in enumerate(row_labels)
+        ],
     )
 
 
@@ -269,13 +262,6 @@ def _group_grid_points(points: Iterable[tuple[str, ...]]) -> list[tuple[str, ...
     return sorted(
         points, key=lambda point: [positions[value] for positions, value in zip(value_positions, point, strict=True)]
     )
-
-
-def _format_grid_header(name: str, short_name: str, value: str) -> str:
-    """Format a value in the head of a column: the name of an axis's value, or a list's value with its key."""
-    if not value:
-        return words.DASH
-    return f"{short_name}={value}" if "." in name else value
 
 
 def _render_text_table(table: TextTable) -> Iterator[str]:
@@ -334,15 +320,15 @@ def _render_latex_table_head(wide_table: WideTable) -> Iterator[str]:
 
 def _build_latex_column_heads(wide_table: WideTable) -> list[tuple[str, ...]]:
     """Build the heads of the columns. With new clients, samples, model and clients have a level each to save width."""
-    columns, protocols, metrics = wide_table.columns, wide_table.protocols, wide_table.metrics
-    if any(protocol.startswith(NEW_CLIENTS_PREFIX) for protocol in protocols):
-        has_metrics = len({*metrics}) > 1
+    columns = wide_table.columns
+    if any(column.protocol.startswith(NEW_CLIENTS_PREFIX) for column in columns):
+        has_metrics = len({column.metric for column in columns}) > 1
         return [
             (*heads[:-1], *words.split_protocol(protocol), *([words.METRICS[metric].name] if has_metrics else []))
-            for heads, protocol, metric in zip(columns, protocols, metrics, strict=True)
+            for heads, protocol, metric in columns
         ]
-    has_single_protocol = len({heads[-1] for heads in columns}) == 1
-    return [heads[:-1] if has_single_protocol and len(heads) > 1 else heads for heads in columns]
+    has_single_protocol = len({column.heads[-1] for column in columns}) == 1
+    return [heads[:-1] if has_single_protocol and len(heads) > 1 else heads for heads, _, _ in columns]
 
 
 def _build_caption_lines(data: StudyData, wide_table: WideTable) -> list[str]:
@@ -350,16 +336,13 @@ def _build_caption_lines(data: StudyData, wide_table: WideTable) -> list[str]:
     plan = data.plan
     preset = [] if plan.preset == layout.FULL_PRESET else ["--preset", plan.preset]
     command = shlex.join(["fedpipe", "show", "--params", str(plan.params), *preset, "--format", "latex"])
-    metric_labels = [
-        words.format_metric_label(protocol, metric)
-        for metric in plan.metrics
-        for protocol in dict.fromkeys(wide_table.protocols)
-    ]
+    protocols = dict.fromkeys(column.protocol for column in wide_table.columns)
+    metric_labels = [words.format_metric_label(protocol, metric) for metric in plan.metrics for protocol in protocols]
     caption_lines = [
         f"Made with `{command}`. The table needs \\usepackage{{booktabs}}.",
         table_notes.describe_reported_numbers(plan),
         f"Metrics: {', '.join(metric_labels)}. {table_notes.explain_missing_values(plan)}",
-        words.explain_metrics(wide_table.protocols, plan.metrics),
+        words.explain_metrics(protocols, plan.metrics),
         *(
             f"Column {words.get_reported_column_header(metric)}: "
             f"{words.format_metric_label(plan.protocols[0], metric)}, or the metric in a note."

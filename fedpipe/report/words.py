@@ -62,11 +62,9 @@ def format_metric_label(protocol: str, metric: Metric = "accuracy") -> str:
     >>> format_metric_label("new-personal-on-local")
     'Local test accuracy (new clients, personalized)'
     """
-    model, _, samples = protocol.removeprefix(NEW_CLIENTS_PREFIX).partition("-on-")
-    if model not in MODELS or samples not in SAMPLES:
-        return protocol
-    clients = "new clients, " if protocol.startswith(NEW_CLIENTS_PREFIX) else ""
-    return f"{SAMPLES[samples]} {METRICS[metric].name} ({clients}{MODELS[model]})"
+    samples, model, clients = split_protocol(protocol)
+    new_clients = "new clients, " if clients == "new" else ""
+    return f"{samples} {METRICS[metric].name} ({new_clients}{model})" if model else protocol
 
 
 def get_reported_column_header(metric: Metric) -> str:

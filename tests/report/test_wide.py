@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import io
+import itertools
 import re
 import shutil
 import subprocess
@@ -470,9 +471,9 @@ def test_latex_table_of_seen_and_new_clients_fits_page_width(make):
 
 
 def test_latex_header_of_new_clients_has_level_for_metrics():
-    protocols = ["personal-on-local"] * 2 + ["new-personal-on-local"] * 2
-    metrics = ["accuracy", "nll"] * 2
-    empty = wide.WideTable(("algorithm",), [("alpha=0.1", "a head")] * 4, protocols, metrics, [], [], [], [])
+    kinds = itertools.product(("personal-on-local", "new-personal-on-local"), ("accuracy", "nll"))
+    columns = [wide.Column(("alpha=0.1", "a head"), protocol, metric) for protocol, metric in kinds]
+    empty = wide.WideTable(("algorithm",), columns, [])
     assert list(wide._render_latex_table_head(empty))[2:] == [
         r"& \multicolumn{4}{c}{personalized} \\",
         r"\cmidrule(lr){2-5}",

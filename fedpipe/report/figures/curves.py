@@ -88,19 +88,14 @@ def _build_curve_panels(
             marker_gap = max(1, len(line_rows) // 6)
             line_style = style.get_line_style(index) | {"markevery": (index % marker_gap, marker_gap)}
             _draw_curve(ax, line_rows, name, metric, **line_style)
-        ax.set_title(
-            _wrap_title(
-                format_metric_label(protocol, metric).replace(" (", "\n("),
-                point,
-                page.characters_per_line // columns - 4,
-            )
-        )
+        title = format_metric_label(protocol, metric).replace(" (", "\n(")
+        ax.set_title(_wrap_title(title, point, page.characters_per_line // columns - 4))
         for group_index, group in enumerate(_find_coinciding_lines(panel)):
             text = textwrap.fill(" = ".join(lines[name] for name in group), 34)
             y = 0.02 + 0.09 * group_index
             ax.text(0.99, y, text, transform=ax.transAxes, ha="right", va="bottom", fontsize="small")
-    _label_axes(figure, axes, len(panels), protocols, _choose_axis_ticks(frame["round"], page, columns), metric)
-    handles = {name: handle for ax in axes.flat for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)}
+    _label_axes(page, figure, axes, len(panels), protocols, frame["round"], metric)
+    handles = style.get_legend_handles(figure)
     if len(lines) > 1:
         style.add_legend(figure, page, [(lines[name], handles[name]) for name in lines])
     return figure
@@ -137,14 +132,10 @@ def _build_small_multiples(
         size = style.get_small_font_size() * min(1, page.get_panel_width(columns) / MIN_TITLE_WIDTH)
         size = max(size, style.MIN_FONT_SIZE)
         ax.set_title(_wrap_title(title, point, page.characters_per_line // columns - 1), pad=3, fontsize=size)
-    _label_axes(figure, axes, len(panels), protocols, _choose_axis_ticks(frame["round"], page, columns), metric)
-    handles = {name: handle for ax in axes.flat for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)}
-    names = [
-        name
-        for name in (*(format_metric_label(name, metric) for name in protocols), reference_label)
-        if name in handles
-    ]
-    style.add_legend(figure, page, [(name, handles[name]) for name in names])
+    _label_axes(page, figure, axes, len(panels), protocols, frame["round"], metric)
+    handles = style.get_legend_handles(figure)
+    names = [*(format_metric_label(name, metric) for name in protocols), reference_label]
+    style.add_legend(figure, page, [(name, handles[name]) for name in names if name in handles])
     return figure
 
 
@@ -168,11 +159,19 @@ def _round_values(line_rows: pd.DataFrame) -> tuple[float, ...]:
 
 
 def _label_axes(
-    figure: Figure, axes: npt.NDArray[Any], panels: int, protocols: list[str], ticks: list[float], metric: Metric
+    page: style.Page,
+    figure: Figure,
+    axes: npt.NDArray[Any],
+    panels: int,
+    protocols: list[str],
+    rounds: pd.Series,
+    metric: Metric,
 ) -> None:
-    """Label the outer axes, and hide unused axes."""
+    """Label the outer axes, with enough room for rounds of four digits, and hide unused axes."""
     is_test = all(name.endswith(("-on-global", "-on-local")) for name in protocols)
     columns = axes.shape[1]
+    max_ticks = 5 if columns <= 3 else 3 if page.get_panel_width(columns) >= MIN_TITLE_WIDTH else 2
+    ticks = style.choose_round_ticks(rounds, max_ticks)
     if panels:
         _set_equal_axis_limits(axes.flat[:panels])
     for index, ax in enumerate(axes.flat[:panels]):
@@ -195,12 +194,6 @@ def _set_equal_axis_limits(axes: npt.NDArray[Any]) -> None:
     first.autoscale_view()
     for ax in axes:
         ax.set(xlim=first.get_xlim(), ylim=first.get_ylim())
-
-
-def _choose_axis_ticks(rounds: pd.Series, page: style.Page, columns: int) -> list[float]:
-    """Choose ticks among the rounds, with enough room for four digits."""
-    max_ticks = 5 if columns <= 3 else 3 if page.get_panel_width(columns) >= MIN_TITLE_WIDTH else 2
-    return style.choose_round_ticks(rounds, max_ticks)
 
 
 def _draw_curve(ax: Axes, line_rows: pd.DataFrame, name: str, metric: Metric, **line_style: Any) -> None:

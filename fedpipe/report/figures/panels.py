@@ -149,26 +149,24 @@ def draw_line_panels(
         ax.set_xlabel((x_label or panel) if is_bottom else "")
         ax.set_ylabel(measure if is_first else "")
         ax.tick_params(labelbottom=is_bottom or bool(not x_label))
-    dataset_matches = [(measure, DATASETS.search(panel)) for (measure, panel), _ in groups]
-    _share_vertical_axes(
-        axes, [(measure, match.group() if match else "") for measure, match in dataset_matches], columns
-    )
-    _add_legend(figure, axes, styles)
+    datasets = [(measure, next(iter(DATASETS.findall(panel)), "")) for (measure, panel), _ in groups]
+    _share_vertical_axes(axes, datasets, columns)
+    _add_legend(figure, styles)
     gray_lines = [line for line, line_style in styles.items() if line_style["color"] == GRAY]
     gray = f"Gray: {', '.join(gray_lines)}." if 2 < len(gray_lines) <= MAX_GRAY_NAMES else ""
     return style.add_notes(figure, [note, gray, _describe_equal_lines(frame)])
 
 
 @make_svg_renderer
-def draw_bar_panels(frame: pd.DataFrame, x_label: str, missing: str = "not reached", note: str = "") -> Figure:
+def draw_bar_panels(frame: pd.DataFrame, x_label: str, note: str = "") -> Figure:
     """Horizontal bars by ``category``, ``panel`` and, in several colors, ``line``, with ``mean`` and ``std``.
 
-    Without a mean, the text ``missing`` replaces the bar.
+    Without a mean, a text replaces the bar.
     """
     frame = _fill_missing_columns(frame, panel="", line="", category="")
     panels, lines, categories = (list(frame[name].unique()) for name in ("panel", "line", "category"))
     figure, axes = make_panel_figure(len(panels), 0.5 + 0.13 * len(categories) * max(1.6, len(lines)))
-    height = 0.75 / len(lines)
+    height, size = 0.75 / len(lines), style.get_small_font_size()
     for ax, panel in zip(axes, panels, strict=True):
         for index, line in enumerate(lines):
             rows = frame[(frame["panel"] == panel) & (frame["line"] == line)].set_index("category").reindex(categories)
@@ -179,12 +177,7 @@ def draw_bar_panels(frame: pd.DataFrame, x_label: str, missing: str = "not reach
             for position, value in zip(y, rows["mean"], strict=True):
                 if not np.isfinite(value):
                     ax.annotate(
-                        missing,
-                        (0, position),
-                        (3, 0),
-                        textcoords="offset points",
-                        va="center",
-                        fontsize=style.get_small_font_size(),
+                        "not reached", (0, position), (3, 0), textcoords="offset points", va="center", size=size
                     )
         ax.set_title(textwrap.fill(panel, 70 // len(panels)))
         ax.set(xlabel=x_label, yticks=range(len(categories)), yticklabels=categories, xlim=(0, None))
@@ -239,10 +232,8 @@ def draw_point_panels(frame: pd.DataFrame, x_label: str, y_label: str, note: str
     panels = list(frame["panel"].unique())
     figure, axes = make_panel_figure(len(panels), 2.0)
     for ax, panel in zip(axes, panels, strict=True):
-        for contrary, color, label in (
-            (False, style.COLORS[0], "as claimed"),
-            (True, WARNING_COLOR, "against the claim"),
-        ):
+        kinds = (False, style.COLORS[0], "as claimed"), (True, WARNING_COLOR, "against the claim")
+        for contrary, color, label in kinds:
             rows = frame[(frame["panel"] == panel) & (frame["contrary"] == contrary)]
             ax.scatter(rows["x"], rows["y"], s=16, color=color, alpha=0.7, linewidths=0, label=label, clip_on=False)
         ax.set(title=panel, xlabel=x_label, xlim=(0, None))
@@ -267,9 +258,8 @@ def draw_embedding_panels(frame: pd.DataFrame, note: str = "") -> Figure:
     ax.spines[:].set_visible(True)
     ax.grid(visible=False)
     handles = [Line2D([], [], color=DARK_GRAY, linestyle="", marker=marker) for marker in ("o", "X")]
-    figure.legend(
-        handles, ["feature of a sample", "row of the head, with its class"], loc="outside upper left", ncols=2
-    )
+    texts = ["feature of a sample", "row of the head, with its class"]
+    figure.legend(handles, texts, loc="outside upper left", ncols=2)
     return style.add_notes(figure, [note])
 
 
@@ -284,7 +274,7 @@ def draw_surface_panels(frame: pd.DataFrame, z_label: str, note: str = "") -> Fi
     figure, axes = make_panel_figure(len(panels), 0.75 * PAGE.width / max(len(panels), 2), max(len(panels), 2))
     for ax, panel in zip(axes, panels, strict=True):
         grid = frame[frame["panel"] == panel].pivot(index="y", columns="x", values="value")
-        contours = ax.contourf(grid.columns, grid.index, grid, levels=levels, cmap="Blues", extend="max")
+        contours = ax.contourf(grid.columns, grid.index, grid, levels=levels, cmap=style.COLOR_MAP, extend="max")
         ax.contour(grid.columns, grid.index, grid, levels=levels, colors="#444444", linewidths=0.4)
         ax.plot(0, 0, marker="P", color=style.COLORS[1], markersize=7, markeredgecolor="white")
         ax.set(title=panel, xlabel="direction 1", xticks=[-1, -0.5, 0, 0.5], yticks=[-1, -0.5, 0, 0.5, 1])
@@ -350,16 +340,12 @@ def _share_vertical_axes(axes: Sequence[Axes], keys: Sequence[tuple[str, str]], 
         ax.tick_params(labelleft=index % columns == 0 or keys[index] != keys[index - 1])
 
 
-def _add_legend(figure: Figure, axes: Sequence[Axes], styles: dict[str, dict[str, Any]]) -> None:
+def _add_legend(figure: Figure, styles: dict[str, dict[str, Any]]) -> None:
     """One legend for all panels. Gray lines share an entry."""
-    handles: dict[str, Any] = {}
-    for ax in axes:
-        handles |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
-    colored = sorted(
-        (line for line in styles if styles[line]["color"] != GRAY), key=lambda line: -styles[line]["zorder"]
-    )
+    handles = style.get_legend_handles(figure)
+    gray = [line for line, line_style in styles.items() if line_style["color"] == GRAY]
+    colored = sorted((line for line in styles if line not in gray), key=lambda line: -styles[line]["zorder"])
     entries = {line: handles[line] for line in colored if line in handles}
-    gray = [line for line in styles if line not in colored]
     if gray:
         entries[", ".join(gray) if len(gray) < 3 else f"{len(gray)} others"] = Line2D([], [], color=GRAY)
     if len(entries) > 1:

@@ -65,15 +65,16 @@ def build_partition_figure(
     name_length = min(style.MAX_NAME_LENGTH, max(map(len, class_names), default=1))
     outer_height = OUTER_HEIGHT + 0.55 * name_length  # names of classes may be rotated
     max_row_height = (page.max_height / page.em_in_inches - outer_height) / clients
-    has_numbers = max_row_height >= MIN_ROW_HEIGHT and _has_room_for_numbers(counts, page)
+    cells_width = page.characters_per_line * CELLS_FRACTION
+    has_numbers = max_row_height >= MIN_ROW_HEIGHT and counts.shape[1] * (len(str(counts.max())) + 1) <= cells_width
     row_height = min(max_row_height, 1.7 if has_numbers else max(0.5, 20 / clients))
     height = min(max(row_height * clients, 10) + outer_height, page.max_height / page.em_in_inches)
-    max_ticks = int(page.characters_per_line * CELLS_FRACTION / 4), int((height - outer_height) / MIN_ROW_HEIGHT)
+    max_ticks = int(cells_width / 4), int((height - outer_height) / MIN_ROW_HEIGHT)
     with style.use_matplotlib_style(page):
         figure = Figure(figsize=(page.width, height * page.em_in_inches))
         cells, bars = figure.subplots(1, 2, sharey=True, width_ratios=[3.2, 1])
         image = draw_count_heatmap(cells, counts, max_ticks, has_numbers)
-        style.label_axis_with_names(cells.xaxis, class_names, int(page.characters_per_line * CELLS_FRACTION))
+        style.label_axis_with_names(cells.xaxis, class_names, int(cells_width))
         style.label_axis_with_names(cells.yaxis, client_names, page.characters_per_line, max_names=max_ticks[1])
         colors = [HELD_OUT_COLOR if client in held_out else style.COLORS[0] for client in range(clients)]
         bars.barh(range(clients), counts.sum(axis=1), color=colors, height=0.75)
@@ -113,11 +114,6 @@ def _join_heterogeneity_measures(line: str) -> str:
     """Join the measures of heterogeneity, so that a line break is only between two of them."""
     measures = [measure.strip().replace(" ", "\u00a0") for measure in line.split("·")]
     return f"{measures[0][:1].upper()}{', '.join(measures)[1:]}."
-
-
-def _has_room_for_numbers(counts: Integers, page: style.Page) -> bool:
-    """Whether the numbers fit into the width of their cells."""
-    return bool(counts.shape[1] * (len(str(counts.max())) + 1) <= page.characters_per_line * CELLS_FRACTION)
 
 
 def _format_title(settings: dict[str, Any]) -> str:

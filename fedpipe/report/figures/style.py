@@ -172,6 +172,11 @@ def choose_round_ticks(rounds: Iterable[float], max_ticks: int) -> list[float]:
     return values[::-step][::-1]
 
 
+def get_legend_handles(figure: Figure) -> dict[str, Any]:
+    """Get a line or band of the figure for each label."""
+    return {label: handle for ax in figure.axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+
+
 def add_legend(figure: Figure, page: Page, entries: Sequence[tuple[str, Any]]) -> None:
     """Add a legend of texts and their lines above the panels, with rows of equal length."""
     width = int(1.1 * page.characters_per_line)
