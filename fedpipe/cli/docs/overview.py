@@ -40,8 +40,8 @@ def render_methods_overview() -> str:
         "Down, up and stored are multiples of the model's size that a client receives, sends and stores. The model is "
         f"`cnn` with BatchNorm for images of {SHAPE[1]} x {SHAPE[2]} pixels and {CLASSES} classes, and there are "
         f"{CLIENTS} clients. Methods of kind *both* have a global model and a model for each client. BatchNorm's "
-        "running statistics are *shared* (uploaded and averaged), or a client's *own*, or there are both. Other libraries "
-        f"that have the method are {links}, which may differ in details."
+        "running statistics are *shared* (uploaded and averaged), or a client's *own*, or both. Other libraries that "
+        f"have the method are {links}, which may differ in details."
     )
     head = "| method | kind | down | up | stored at the client | BatchNorm | also in |\n|---|---|---|---|---|---|---|"
     rows = [render_method_row(name, other_libraries) for name in registry.list_components(ALGORITHM)]
