@@ -57,7 +57,7 @@ class CCVR(FedAvg):
     Transformation of features
         Paper: Tukey's ladder of powers in some experiments. Here: none.
     Optimizer of the calibration
-        FL-bench: SGD with the clients' learning rate and batch size. Here: the same.
+        Code: SGD with the clients' learning rate and batch size (FL-bench). Here: as the code.
 
     Parameters
     ----------

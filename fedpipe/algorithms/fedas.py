@@ -37,8 +37,8 @@ class FedAS(SharedBody):
     model. BatchNorm's running statistics are averaged with ``federation.weighting``.
     Values used: alignment rate 0.01, for one epoch.
 
-    A client that never participated aligns the downloaded body with its class means by the same body, next to which its
-    head is the initial one.
+    A client that never participated aligns the downloaded body with the class means of its features by this body, and
+    has the initial head.
 
     Deviations
     ----------

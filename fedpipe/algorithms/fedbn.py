@@ -32,8 +32,7 @@ class FedBN(SharedBody):
     State: the normalization layers at the client. Traffic: all other tensors down, all other tensors up. There is no
     global model, unless the network has no normalization layers or ``average`` is set.
 
-    A client that never participated receives the shared layers, next to which its normalization layers are the initial
-    ones.
+    A client that never participated receives the shared layers and has the initial normalization layers.
 
     Deviations
     ----------

@@ -39,7 +39,7 @@ class FedDyn(FedAvg):
     State: :math:`g_k` at the client, :math:`h` at the server. Traffic: the model down, the model up.
     Values of alpha used by the authors: 0.1, 0.01, 0.001. FedDUAL does not report its value.
 
-    A client that never participated receives the cloud.
+    A client that never participated receives the cloud model :math:`\theta^{t+1}`.
 
     Deviations
     ----------

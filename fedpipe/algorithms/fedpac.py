@@ -44,7 +44,7 @@ class FedPAC(SharedBody):
     State: all heads and the prototypes at the server. Traffic: the model, C x d and C flags down. The model, two times
     C x d, C counts and a variance up. There is no global model. Value of lambda used: 1.
 
-    A client that never participated receives the body, next to which its head is the initial one.
+    A client that never participated receives the body and has the initial head.
 
     Deviations
     ----------

@@ -48,7 +48,7 @@ class FedPVR(Scaffold):
     server_rate
         The server's step :math:`\eta_g`.
     adam
-        Use ``federation.optimizer: adam``. See SCAFFOLD.
+        Whether ``federation.optimizer: adam`` is allowed. See SCAFFOLD.
     """
 
     unsupported_settings: ClassVar[tuple[str, ...]] = ()  # momentum acts outside V

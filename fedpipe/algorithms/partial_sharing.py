@@ -18,7 +18,7 @@ from fedpipe.core.tensors import Tensors
 class SharedBody(Algorithm):
     """A body that clients upload and the server averages. Personal tensors, by default the head, stay at the client.
 
-    A client that never participated receives the shared tensors, next to which its own are the initial ones.
+    A client that never participated receives the shared tensors and has the initial personal ones.
     """
 
     shared_part: ClassVar[str] = "body"  #: name of the shared tensors in states

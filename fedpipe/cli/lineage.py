@@ -48,8 +48,8 @@ def verify_results(
         bool,
         typer.Option(
             "--stored",
-            help="Instead, train a random stored run of the papers (or of --params, also a folder) again up to a "
-            "random round, and compare its accuracies.",
+            help="Train a random stored run of the papers (or of --params) again up to a random round, and compare its "
+            "accuracies.",
         ),
     ] = False,
     seed: Annotated[int | None, typer.Option(help="Seed of the random runs and rounds.")] = None,

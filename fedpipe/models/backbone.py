@@ -62,7 +62,7 @@ class Backbone(Model):
     architecture
         Name of the network in its library.
     weights
-        Name of the library's weights, or null for random ones. Otherwise a file (a path from the project's root) with
+        Name of the library's weights, or null for random ones. Otherwise a file (from the folder of params.yaml) with
         either the library's state dict, or the complete state dict of this network, ``body.*`` and ``head.*``. Only the
         body's tensors of a library's state dict are used. The head is drawn at random from the run's seed.
     sha256

@@ -49,8 +49,8 @@ class Model(Component):
     ----------
     weights
         File with initial tensors for all runs and seeds, instead of random ones: the network's ``state_dict()`` with
-        the names ``body.*`` and ``head.*``, written by ``torch.save`` (a path from the project's root). An algorithm
-        that replaces the model's head still draws its own head at random.
+        the names ``body.*`` and ``head.*``, written by ``torch.save`` (from the folder of params.yaml). An
+        algorithm that replaces the model's head still draws its own head at random.
     sha256
         SHA-256 of that file, which is part of the run's key. `fedpipe download` fills it in.
     """

@@ -42,7 +42,7 @@ class Extractor(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class BiLSTM(Model):
-    """A one-layer bidirectional LSTM over token ids with FedDW's mapping layers, for IMDB. It needs the loop executor.
+    """A one-layer bidirectional LSTM over token ids with FedDW's mapping layers, for IMDB. Clients train one by one.
 
     Embedding of 128, BiLSTM of 128 each way, a layer of 128 with ReLU at each step, the mean over all steps (padding
     included), a mapping layer of 128 and the output layer. 1,593,858 parameters for IMDB. Source: FedDW, section

@@ -44,7 +44,7 @@ class Extractor(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class LSTM(Model):
-    """Two LSTM layers over token ids, for the next character of Shakespeare. It needs the loop executor.
+    """Two LSTM layers over token ids, for the next character of Shakespeare. Clients train one by one.
 
     Embedding of 8, two layers of 256, and the output layer at the last token that is not padding. 820,000 parameters
     for 90 token ids and 80 classes. Source: S. Caldas et al., LEAF: A Benchmark for Federated Settings,

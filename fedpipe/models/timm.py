@@ -36,7 +36,7 @@ class Timm(Backbone):
     ----------
     weights
         `pretrained`: the library's weights of the architecture, or of a tag after a point, as in
-        ``vit_tiny_patch16_224.augreg_in21k``. null: random weights. Otherwise a file (a path from the project's root)
+        ``vit_tiny_patch16_224.augreg_in21k``. null: random weights. Otherwise a file (from the folder of params.yaml)
         with either timm's state dict of the architecture, or the complete state dict of this network, ``body.*`` and
         ``head.*``. Only the body's tensors of timm's are used. The head is drawn at random from the run's seed.
     """

@@ -41,7 +41,7 @@ class VGG16(Model):
     ----------
     weights
         `imagenet`: torchvision's weights, which torchvision downloads once to its cache. null: random weights.
-        Otherwise a file (a path from the project's root) with either torchvision's state dict of VGG16, for the
+        Otherwise a file (from the folder of params.yaml) with either torchvision's state dict of VGG16, for the
         convolutional base only, or the complete state dict of this network, ``body.*`` and ``head.*``.
     sha256
         SHA-256 of that file, which is part of the run's key. `fedpipe download` fills it in. You need none for

@@ -10,7 +10,7 @@ from fedpipe.settings.base import Section, require_unique_values
 
 
 class Execution(Section):
-    """Size and device of jobs. Only executor and device can change a result's bits."""
+    """Size and device of jobs. Only device and stack can change a result, by rounding."""
 
     rounds_per_job: int | None = Field(None, ge=1, description="Rounds per job. null: all.")
     clients_per_job: int | None = Field(

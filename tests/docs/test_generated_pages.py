@@ -135,6 +135,20 @@ def test_deviations_table_compares_paper_code_and_fedpipe() -> None:
     assert pages.render_deviations_table(Parent) == ""
 
 
+def test_deviations_table_omits_no_text() -> None:
+    class Unlabeled(Component):
+        """A method.
+
+        Deviations
+        ----------
+        Averages
+            FL-bench: uniform. Here: by samples.
+        """
+
+    with pytest.raises(ValueError, match="Unlabeled, Averages: "):
+        pages.render_deviations_table(Unlabeled)
+
+
 @pytest.mark.parametrize(
     ("text", "markdown"),
     [

@@ -34,11 +34,11 @@ def render_methods_overview() -> str:
         for name, library in other_libraries.items()
     )
     text = (
-        f"Down, up and stored are numbers per client, divided by those of the model. The model is `cnn` with BatchNorm "
-        f"for images of {SHAPE[1]} x {SHAPE[2]} pixels and {CLASSES} classes, and there are {CLIENTS} clients. "
-        "Methods of kind *both* have a global model and a model for each client. BatchNorm's running statistics are "
-        "*shared* (uploaded and averaged), or a client's *own*, or there are both. "
-        f"The last column is read from the code of {links}, which may differ in details."
+        "Down, up and stored are multiples of the model's size that a client receives, sends and stores. The model is "
+        f"`cnn` with BatchNorm for images of {SHAPE[1]} x {SHAPE[2]} pixels and {CLASSES} classes, and there are "
+        f"{CLIENTS} clients. Methods of kind *both* have a global model and a model for each client. BatchNorm's "
+        "running statistics are *shared* (uploaded and averaged), or a client's *own*, or both. Other libraries that "
+        f"have the method are {links}, which may differ in details."
     )
     head = "| method | kind | down | up | stored at the client | BatchNorm | also in |\n|---|---|---|---|---|---|---|"
     rows = [render_method_row(name, other_libraries) for name in registry.list_components(ALGORITHM)]

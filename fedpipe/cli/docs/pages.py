@@ -348,7 +348,9 @@ def render_deviations_table(component: type[Component]) -> str:
     """A table of the deviations of an algorithm: what the paper, the authors' code and fedpipe do."""
     rows = []
     for subject, text in _parse_docstring_section(component, "Deviations").items():
-        _, *parts = re.split(r"(?:^|(?<=\.) )(Paper|Code|Here): ", text)
+        start, *parts = re.split(r"(?:^|(?<=\.) )(Paper|Code|Here): ", text)
+        if start:
+            raise ValueError(f"{component.__name__}, {subject}: begin with 'Paper:', 'Code:' or 'Here:'")
         cells = {label: cell[0].upper() + cell[1:] for label, cell in zip(parts[::2], parts[1::2], strict=True)}
         row = [subject, *(cells.get(label, "–") for label in ("Paper", "Code", "Here"))]
         rows.append([convert_inline_markup_to_markdown(cell) for cell in row])

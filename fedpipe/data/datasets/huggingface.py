@@ -32,10 +32,9 @@ class HuggingFace(TableDataset):
     Install the library with ``pip install 'fedpipe[huggingface]'``. For example, FEMNIST with its writers:
     ``{name: huggingface, path: flwrlabs/femnist, input: image, label: character, client: writer_id}`` with
     ``partition: {scheme: natural}``. The folder ``studies/natural`` has more examples. The splits train and test are
-    used, or the only one. Jobs read the samples that `fedpipe download` has stored, so that they need neither the
-    network nor the library. The library's variables, such as HF_HUB_OFFLINE and HF_HOME, have their effect on
-    `fedpipe download`. With HF_HUB_OFFLINE=1, it reads the files in the hub's cache, if the study has ``revision`` and
-    ``sha256``.
+    used, or the only one. Jobs read the samples that `fedpipe download` has stored, so they need neither the network
+    nor the library. `fedpipe download` uses the library's environment variables, such as HF_HOME. With
+    HF_HUB_OFFLINE=1, it reads the files in the hub's cache, if the study has ``revision`` and ``sha256``.
 
     Parameters
     ----------

@@ -12,8 +12,9 @@ from fedpipe.data.datasets.base import Samples, UserDataset
 
 @dataclass(frozen=True, kw_only=True)
 class Npz(UserDataset):
-    """Your own arrays: x_train and y_train (x_test and y_test), or x and y (and test, a mask), in an .npz.
+    """Your arrays in an .npz file: x_train, y_train, x_test and y_test, or x and y.
 
+    Without x_test and y_test there is no test set. Next to x and y, a Boolean array `test` can mark the test samples.
     Inputs of dtype uint8 are images, with channels first, last or absent. Floats can have any shape. Other integers
     are token ids. Labels are integers from 0, or values that can be sorted. Each other array with one value per sample
     is a column for partition schemes, such as writer (or writer_train and writer_test).

@@ -12,7 +12,7 @@ from fedpipe.algorithms.fedavg import FedAvg
 class Prox(FedAvg):
     """FedAvg with a proximal term: local training is pulled towards the global model.
 
-    `fedpipe check own.Prox` tests it against the contract of algorithms, with one message per violation.
+    `fedpipe check own.Prox` tests it and prints one message per problem.
     """
 
     mu: float = 0.01  #: strength of the pull, which params.yaml can set
