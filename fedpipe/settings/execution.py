@@ -56,5 +56,7 @@ class Artifacts(Section):
     """States that every run keeps."""
 
     keep_models: Literal["all", "last"] | Annotated[int, Field(ge=1)] = Field(
-        "all", description="Rounds whose states are kept: all, the last two, or every k-th and the last two."
+        "all",
+        description="Rounds whose states are kept. `all`: every round. `last`: the last two. A number K: every K-th "
+        "and the last two.",
     )

@@ -38,8 +38,8 @@ class MethodOptions(Section):
     )
     title: str | None = Field(
         None,
-        description="Name of this method in tables and figures, such as `cwFedAvg (λ = 10)`. By default its "
-        "algorithm's name, such as FedALA, if the entry has the algorithm's name, and otherwise its label.",
+        description="Name of this method in tables and figures, such as `cwFedAvg (λ = 10)`. By default "
+        "its algorithm's name, such as FedALA. If the entry has another name than its algorithm, the entry's name.",
     )
 
     @field_validator("title")

@@ -35,7 +35,7 @@ class Study(Section):
     """The runs: the product of algorithms, seeds and grid."""
 
     algorithms: tuple[Label, ...] = Field(
-        ("fedavg",), min_length=1, description="Methods to run: names of algorithms or labels of `algorithms`."
+        ("fedavg",), min_length=1, description="Methods to run: names of algorithms, or of entries in `algorithms`."
     )
     seeds: tuple[int, ...] = Field((0,), min_length=1, description="Seeds of partition, initial model and training.")
     grid: dict[str, GridValues] = Field(
