@@ -166,7 +166,7 @@ def test_evaluate_command_calls_callbacks_for_its_round(folder: Path) -> None:
     [
         (["own.Nothing"], r"'own\.Nothing' can't be imported \(module 'own' has no attribute"),
         (["own.Diry"], r"'own\.Diry' can't be imported .*Did you mean 'own\.Diary'"),
-        (["other.Board"], r"'other\.Board' can't be imported \(No module named 'other'\)"),
+        (["absent_module.Board"], r"'absent_module\.Board' can't be imported \(No module named 'absent_module'\)"),
         (["own.json"], r"'own\.json' is not a callback"),
         (["neptune"], r"unknown callback 'neptune'.*dvclive, mlflow, tensorboard, wandb"),
         (["own.Diary", "own.Diary"], r"'own\.Diary' is listed twice"),
