@@ -15,7 +15,7 @@ CLAIMS = {
     "FedDUAL is ahead": ("FedDUAL", "Table 1", "FedDUAL", "FedAvg", "reduced"),
     "PFPS-LWC is ahead": ("PFPS-LWC", "Table 2", "PFPS-LWC", "FedPer", "reduced"),
     "the same, with the paper's settings": ("FedDW", "Table I", "FedDW", "FedAvg", "full"),
-    "the same, with BatchNorm, momentum": ("PFPS-LWC", "Table 2", "PFPS-LWC", "FedPer", "full"),
+    "the same, with the paper's number of images": ("PFPS-LWC", "Table 2", "PFPS-LWC", "FedPer", "full"),
     "cwFedAvg is ahead": ("cwFedAvg", "Table 1", "cwFedAvg", "FedAvg", "reduced"),
 }
 

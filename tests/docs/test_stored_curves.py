@@ -18,7 +18,8 @@ ROUND_11_TO_20, ROUND_26_TO_50 = slice(11, 20), slice(26, 50)
 def read_curves(table: str, protocol: str) -> pd.DataFrame:
     """Accuracy in percent, one row per round and one column per point, algorithm and seed."""
     runs, curves = (pd.read_csv(PAPERS / f"{table}.{kind}.csv", index_col="id") for kind in ("runs", "accuracies"))
-    curves = curves[curves["protocol"] == protocol]
+    runs = runs[runs["preset"] == "full"]
+    curves = curves[(curves["protocol"] == protocol) & curves.index.isin(runs.index)]
     columns = {}
     for run, row in curves.iterrows():
         first, last = map(int, row["rounds"].split("-"))
