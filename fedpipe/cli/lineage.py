@@ -62,7 +62,7 @@ def verify_results(
 
     verdicts: Iterable[VerificationResult]
     if is_stored:
-        verdicts = _verify_stored_runs(PAPERS if params == PARAMS else params, rerun, random.Random(seed))
+        verdicts = _verify_stored_runs(PAPERS if params == PARAMS else params, preset, rerun, random.Random(seed))
     elif runs:
         verdicts = verify.verify_runs(runs, rerun, random.Random(seed))
     else:
@@ -80,12 +80,12 @@ def verify_results(
         raise typer.Exit(1)
 
 
-def _verify_stored_runs(params: Path, count: int, rng: random.Random) -> Iterator[VerificationResult]:
+def _verify_stored_runs(params: Path, preset: str, count: int, rng: random.Random) -> Iterator[VerificationResult]:
     """Recompute random rounds of stored runs."""
     from fedpipe.analysis.verify import VerificationResult
     from fedpipe.papers import recompute
 
-    for drawn in recompute.draw_random_rounds(layout.list_studies(params), count, rng):
+    for drawn in recompute.draw_random_rounds(layout.list_studies(params), preset, count, rng):
         typer.echo(f"fedpipe: trains {drawn}.", err=True)
         try:
             recomputation = recompute.recompute_round(drawn)

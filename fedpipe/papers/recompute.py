@@ -92,8 +92,8 @@ class Recomputation:
         return f"{self.drawn_round}: recomputed with other accuracies: {', '.join(texts)}{cause}{note}"
 
 
-def draw_random_rounds(studies: list[Path], count: int, rng: random.Random) -> list[DrawnRound]:
-    """Draw stored runs of these studies, and an evaluated round of each.
+def draw_random_rounds(studies: list[Path], preset: str, count: int, rng: random.Random) -> list[DrawnRound]:
+    """Draw stored runs of these studies at a preset, and an evaluated round of each.
 
     Raises
     ------
@@ -102,9 +102,10 @@ def draw_random_rounds(studies: list[Path], count: int, rng: random.Random) -> l
     ArtifactError
         A store is damaged.
     """
-    runs = [(study, run) for study in studies for run in RunStore.read(study).runs]
+    runs = [(study, run) for study in studies for run in RunStore.read(study).runs if run.preset == preset]
     if not runs:
-        raise SettingsError(f"--stored: {', '.join(map(str, studies))}: no stored run. Type `fedpipe store` first.")
+        names = ", ".join(map(str, studies))
+        raise SettingsError(f"--stored: {names}: no stored run at preset {preset}. Type `fedpipe store` first.")
     drawn_runs = rng.sample(runs, min(count, len(runs)))
     return [DrawnRound(study, run, rng.choice(run.accuracies_by_round["round"].tolist())) for study, run in drawn_runs]
 

@@ -456,8 +456,9 @@ def test_verify_rejects_stored_run_with_other_settings(clone: Path) -> None:
 
 
 def test_verify_needs_stored_run(clone: Path) -> None:
+    assert re.search(rf"--stored: {STUDY}: no stored run at preset smoke", run_verify("--preset", "smoke")[1])
     shutil.rmtree(STUDY.parent / "measured")
-    assert re.search(rf"--stored: {STUDY}: no stored run", run_verify()[1])
+    assert re.search(rf"--stored: {STUDY}: no stored run at preset full", run_verify()[1])
 
 
 def test_store_command_adds_runs_and_prints_count(files: tuple[Path, Path]) -> None:
