@@ -65,13 +65,14 @@ class PaperStudy:
 
     @cached_property
     def preset_changes(self) -> str:
-        """What the preset sets, in words. Of a mapping, only the names."""
+        """What the preset sets, in words. Of a mapping, only the names. Hashes of files are omitted."""
         if self.plan.preset == layout.FULL_PRESET:
             return ""
         change_texts = []
         for key, value in loader.read_params(self.plan.params)["presets"][self.plan.preset].items():
             names = value.get("name", ", ".join(value)) if isinstance(value, dict) else value
-            change_texts.append(f"{key} {', '.join(map(str, names)) if isinstance(names, list) else names}")
+            if not key.endswith("sha256"):
+                change_texts.append(f"{key} {', '.join(map(str, names)) if isinstance(names, list) else names}")
         return "; ".join(change_texts)
 
     def get_run(self, cell: Cell) -> FinishedRun:

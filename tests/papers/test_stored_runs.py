@@ -348,6 +348,16 @@ def test_preset_uses_only_stored_runs_with_its_settings(clone: Path) -> None:
     assert [cell.algorithm for cell in reduced.finished_cells] == ["fedper", "fedper"]
 
 
+def test_changes_of_preset_omit_hashes_of_files(clone: Path) -> None:
+    text = STUDY.read_text()
+    STUDY.write_text(f"{text}\npresets: {{smoke: {{federation.rounds: 1}}}}\n")
+    planner.write_plan(planner.make_plan(STUDY, "smoke"))
+    study = PaperStudy.find_planned_study(PFPS.stem, "table2", "smoke")
+    assert study
+    STUDY.write_text(f"{text}\npresets: {{smoke: {{federation.rounds: 1, dataset.sha256: abc, dataset.subset: 9}}}}\n")
+    assert study.preset_changes == "federation.rounds 1; dataset.subset 9"
+
+
 def test_cell_uses_stored_run_of_current_code(clone: Path) -> None:
     run = next(run for run in RunStore.read(STUDY).runs if (run.algorithm, "0.5" in run.point) == ("fedper", True))
     newer = change_accuracies(run, commit="0123456789", date="2099-01-01", algorithm_code="0" * 12, key="1" * 12)
