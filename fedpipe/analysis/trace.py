@@ -109,7 +109,7 @@ def collect_run_provenance(files: RunFiles, merged_files: MergedRoundFiles, roun
     dataset_path = store.get_stored_dataset_path(settings.dataset)
     return {
         "run": str(files.path),
-        "settings": {name: getattr(settings, name) for name in settings.__dataclass_fields__},
+        "settings": {name: section for name, section in vars(settings).items() if section != {}},
         "artifacts": {str(path): compute_file_sha256(path) for path in (files.settings, merged_files.metrics)}
         | {path: sha256 for number in rounds for path, sha256 in _collect_round_hashes(files, number).items()},
         "made by": read_json(merged_files.times, merged_files.read_recorded_sha256(merged_files.times))["made_by"],
