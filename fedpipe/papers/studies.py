@@ -61,7 +61,7 @@ class PaperStudy:
 
     def get_protocol(self, method: str) -> str:
         """The protocol of a method's accuracies."""
-        return self.plan.method_protocols.get(method, self.plan.protocols[0])
+        return self.plan.get_method_protocol(method)
 
     @cached_property
     def preset_changes(self) -> str:

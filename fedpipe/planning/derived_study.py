@@ -282,13 +282,13 @@ class DerivedStudy:
                     )
                 continue
             for label, key in _iterate_method_override_keys(params, labels):
-                if grid.do_keys_overlap(key, override.key):
+                if grid.has_overlap(key, override.key):
                     raise SettingsError(
                         f"{override} has no effect on {label}, because algorithms.{label}.overrides sets '{key}'. "
                         f"Change it in {self.base}."
                     )
             for name, key in _iterate_grid_keys(grid_lists):
-                if grid.do_keys_overlap(key, override.key):
+                if grid.has_overlap(key, override.key):
                     raise SettingsError(
                         f"{override} does not apply, because '{name}' in study.grid sets {key}. Edit the grid of "
                         f"{self.base}, or remove it with -S 'study.grid={{}}'."

@@ -56,7 +56,7 @@ def collect_grid_keys(study_params: Params, preset_changes: dict[str, Any]) -> d
                 "algorithm, or remove it from the grid."
             )
     for (name, key), (other, other_key) in _iterate_conflicting_key_pairs(study_params, keys_by_name):
-        if do_keys_overlap(key, other_key):
+        if has_overlap(key, other_key):
             setters = f"'{name}' and '{other}' set" if name != other else f"'{name}' sets"
             keys_text = f"'{key}'" if key == other_key else f"'{key}' and '{other_key}', which overlap"
             raise SettingsError(f"study.grid: {setters} {keys_text}. Set each key once.")
@@ -182,7 +182,7 @@ def is_key_within_section(key: str, section: str) -> bool:
     return f"{key}.".startswith(f"{section}.")
 
 
-def do_keys_overlap(key: str, other: str) -> bool:
+def has_overlap(key: str, other: str) -> bool:
     """Whether two dotted keys are equal, or one is a section that contains the other."""
     return is_key_within_section(key, other) or is_key_within_section(other, key)
 
@@ -191,7 +191,7 @@ def _check_grid_key(name: str, key: str, study_params: Params) -> None:
     location = f"study.grid.{name}" if isinstance(study_params.study.grid[name], dict) else "study.grid"
     reject_unknown_key(location, key, study_params)
     for section in STUDY_WIDE_SECTIONS:
-        if do_keys_overlap(key, section):
+        if has_overlap(key, section):
             raise SettingsError(
                 f"{location}: '{key}' can't be varied, because {section} applies to the whole study. Remove it."
             )

@@ -179,13 +179,14 @@ class Plan:
         """Rounds whose states are kept: `artifacts.keep_models`."""
         return self.artifacts.keep_models
 
-    def get_method_protocol(self, label: str, protocol: str) -> str:
-        """Get the protocol with which the column of a protocol shows a method: its own in the study's first column.
+    def get_method_protocol(self, label: str, protocol: str | None = None) -> str:
+        """Get the protocol with which a method is in the column of a protocol, by default the study's first.
 
-        The column of new clients next to the first one has the same protocol for new clients.
+        A method's own protocol is in the first column, and for new clients in the column next to it.
         """
-        own_protocol, first_protocol = self.method_protocols.get(label, protocol), self.protocols[0]
-        if protocol == first_protocol:
+        first_protocol = self.protocols[0]
+        own_protocol = self.method_protocols.get(label, first_protocol)
+        if protocol is None or protocol == first_protocol:
             return own_protocol
         own_new_protocol = to_new_clients_protocol(own_protocol)
         is_next = protocol == to_new_clients_protocol(first_protocol) and own_new_protocol in self.protocols

@@ -58,7 +58,7 @@ def check_tune_section(study_params: Params, preset_changes: dict[str, Any], gri
             ),
         ]
         for reason, other_key in other_keys:
-            if grid.do_keys_overlap(key, other_key):
+            if grid.has_overlap(key, other_key):
                 raise SettingsError(f"tune.over: '{key}' can't be tuned, because {reason} '{other_key}'. Remove one.")
     for seed in tune.seeds:
         if seed in study.seeds:

@@ -157,7 +157,7 @@ def build_ranked_table(data: StudyData) -> RankedTable:
         row_point = {name: values[name] for name in row_names}
         name = results.describe_configuration(label, row_point)
         titles[name] = results.describe_configuration(plan.get_method_title(label), row_point)
-        mean = means[*key, plan.method_protocols.get(label, plan.protocols[0])]
+        mean = means[*key, plan.get_method_protocol(label)]
         if not math.isnan(mean):
             scores.setdefault(name, {})[tuple(values[column] for column in column_names)] = mean
     columns = list(dict.fromkeys(column for method_scores in scores.values() for column in method_scores))

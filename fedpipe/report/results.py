@@ -342,7 +342,7 @@ def select_best_rows(plan: Plan, means: pd.DataFrame) -> list[tuple[Hashable, ..
         return rows
     best_keys = []
     for key, cells in means.groupby([name for name in row if name not in searched_names], sort=False):
-        protocols = [plan.method_protocols.get(str(key[0]), plan.protocols[0]), *plan.protocols]
+        protocols = [plan.get_method_protocol(str(key[0])), *plan.protocols]
         protocols = [name.removeprefix(NEW_CLIENTS_PREFIX) for name in protocols]  # seen clients select
         protocol = next((name for name in protocols if cells[cells["protocol"] == name]["seeds"].any()), protocols[0])
         protocol = to_validation_protocol(protocol) if report.best_on == "validation" else protocol

@@ -219,16 +219,11 @@ def describe_run_configurations(plan: Plan) -> list[str]:
     return configurations
 
 
-def get_reported_protocol(plan: Plan, label: str) -> str:
-    """Get the protocol with which the table reports a method: its own one, or the study's first."""
-    return plan.get_method_protocol(label, plan.protocols[0])
-
-
 def describe_reported_metrics(plan: Plan) -> str:
     """Describe the study's first metric, followed by the methods that the table reports with another one."""
     titles_by_protocol: dict[str, list[str]] = {plan.protocols[0]: []}
     for label in plan.algorithms:
-        titles_by_protocol.setdefault(get_reported_protocol(plan, label), []).append(plan.get_method_title(label))
+        titles_by_protocol.setdefault(plan.get_method_protocol(label), []).append(plan.get_method_title(label))
     (first_protocol, _), *others = titles_by_protocol.items()
     notes = [f"{', '.join(titles)}: {format_metric_label(protocol)}" for protocol, titles in others]
     return ". ".join([format_metric_label(first_protocol), *notes])
@@ -324,7 +319,7 @@ def _get_last_accuracy(plan: Plan, run: PlannedRun, curves: Mapping[int, Mapping
     """Get the accuracy by the method's reported protocol in the last evaluated round."""
     if not curves or run.path in plan.draw_run_paths:
         return None
-    return curves[max(curves)].get(get_reported_protocol(plan, run.algorithm), math.nan)
+    return curves[max(curves)].get(plan.get_method_protocol(run.algorithm), math.nan)
 
 
 def _list_runs_with_grid_points(plan: Plan) -> list[tuple[PlannedRun, list[dict[str, str]]]]:

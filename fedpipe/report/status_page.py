@@ -117,7 +117,7 @@ class StudyProgress:
         self.runs, self.failures = status.load_run_progress(self.plan, has_curves=True)
         planned_runs = status.sort_runs(self.plan)
         self.partitions = [run.partition for run in planned_runs]
-        self.protocols = [status.get_reported_protocol(self.plan, run.algorithm) for run in planned_runs]
+        self.protocols = [self.plan.get_method_protocol(run.algorithm) for run in planned_runs]
 
     @property
     def name(self) -> str:

@@ -185,7 +185,7 @@ def _format_reported_scores(plan: Plan, cells: list[dict[Hashable, Any]]) -> dic
     if not plan.method_protocols:
         return {}
     algorithm = cells[0]["algorithm"]
-    protocol = plan.method_protocols.get(algorithm, plan.protocols[0])
+    protocol = plan.get_method_protocol(algorithm)
     (cell,) = (cell for cell in cells if (cell["protocol"], cell["metric"]) == (protocol, plan.metrics[0]))
     metric = f" ({format_metric_label(protocol, plan.metrics[0])})" if algorithm in plan.method_protocols else ""
     return {get_reported_column_header(plan.metrics[0]): f"{format_score(cell)}{metric}"}
@@ -214,7 +214,7 @@ def _build_statistics_section(data: StudyData) -> list[str | TextTable]:
     }
     rows = []
     for key in data.table_row_keys:
-        protocol = plan.method_protocols.get(str(key[0]), first_protocol)
+        protocol = plan.get_method_protocol(str(key[0]))
         rows.append(
             {
                 **results.format_row_labels(plan, key),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -138,6 +139,20 @@ def test_prune_never_removes_files_missing_from_dvc_cache(run: Run) -> None:
     assert "is not in DVC's cache" in result.stdout
     assert "Nothing to remove." in result.stdout
     assert all(path.is_dir() for path in removable_runs)
+
+
+def test_prune_removes_cached_files_next_to_uncached_ones(run: Run) -> None:
+    params = Path("params.yaml").read_text()
+    cached_runs = rerun_study(9.0)
+    run("dvc", "commit", "-f", "-q")
+    uncached_runs = rerun_study(10.0)
+    Path("params.yaml").write_text(params)
+    result = CliRunner().invoke(app, ["prune", "--yes"])
+    assert result.exit_code == 0
+    assert not any(path.exists() for path in cached_runs)
+    for path in uncached_runs:
+        assert path.is_dir()
+        assert re.search(rf"^{path} \(.*\) is not in DVC's cache, so it is kept\.", result.stdout, re.M)
 
 
 def test_prune_error_contains_message_of_git(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
