@@ -58,3 +58,50 @@ def test_verdicts_of_papers_page_match_stored_numbers(claim: str) -> None:
     intervals = read_intervals(CLAIMS[claim][0], CLAIMS[claim][-1])
     for numbers in map(parse_numbers, re.findall(r"[+−]\d+\.\d+ \[[^\]]*\]", measured_text)):
         assert any(numbers == pytest.approx(interval, abs=0.051) for interval in intervals), numbers
+
+
+#: Beginning of a sentence with values of Kendall's tau, with the paper, preset, table, kind of methods, and columns.
+ORDERS = [
+    ("τ is 0.71 over 14 pairs in both settings", "cwFedAvg", "reduced", "Table 1", "personal", "CIFAR-10"),
+    ("On MNIST it is 0.31 over", "cwFedAvg", "reduced", "Table 1", "personal", "MNIST"),
+    ("τ is 0.7 to 1.0 in the nine columns of Table 2", "PFPS-LWC", "reduced", "Table 2", "personal", ""),
+    (", and 0.8 to 1.0 in the three of Table 4", "PFPS-LWC", "reduced", "Table 4", "personal", "CIFAR-10,"),
+    ("On CIFAR-100 it is 1.0 at", "PFPS-LWC", "reduced", "Table 3", "personal", "β = 0.1"),
+    (", 0.2 to 0.4 at", "PFPS-LWC", "reduced", "Table 3", "personal", "β = 0.[35]"),
+    (", and 0.6 to 1.0 in Table 4", "PFPS-LWC", "reduced", "Table 4", "personal", "CIFAR-100"),
+    ("(τ is 0.60 and 0.78)", "FedDW", "reduced", "Table I", "personal", "MNIST"),
+    ("(τ is 0.25 and 0.14)", "FedDW", "reduced", "Table I", "personal", "CIFAR-10"),
+    ("τ is −0.25 and 0.50 on MNIST", "FedDW", "reduced", "Table I", "global", "MNIST"),
+    (", and −0.33 and 0.00 on", "FedDW", "reduced", "Table I", "global", "CIFAR-10"),
+    ("(τ is 0.71 over 7 pairs)", "FedDW", "full", "Table I", "personal", "CIFAR-10"),
+    ("(τ is 0.07 over 15 pairs)", "FedDW", "full", "Table I", "global", "CIFAR-10"),
+]
+
+
+def read_orders(paper: str, preset: str, table: str, kind: str, column: str) -> list[float]:
+    """Return Kendall's tau of each column with a value, from the section of a table on a paper's page."""
+    page = (ROOT / f"docs/papers/{preset}/{STEMS[paper]}.html").read_text()
+    (section,) = [part for part in page.split("<h2")[1:] if re.match(rf"[^>]*>{table}<", part)]
+    rows = [re.findall(r"<t[hd][^>]*>([^<]*)</t[hd]>", row) for row in section.split("<tr>")]
+    rows = [row for row in rows if len(row) > 4 and row[1] == kind and re.search(column, row[0])]
+    return [float(row[3].replace("−", "-")) for row in rows if row[3] != "–"]
+
+
+@pytest.mark.parametrize(("text", "paper", "preset", "table", "kind", "column"), ORDERS)
+def test_orders_of_papers_page_match_stored_pages(
+    text: str, paper: str, preset: str, table: str, kind: str, column: str
+) -> None:
+    assert " ".join(read("docs/papers.md").split()).count(text) == 1
+    measured = read_orders(paper, preset, table, kind, column)
+    printed = [float(number.replace("−", "-")) for number in re.findall(r"−?\d\.\d+", text)]
+    if " to " in text:
+        assert printed == [round(min(measured), 1), round(max(measured), 1)]
+    else:
+        assert list(dict.fromkeys(measured)) == printed
+
+
+def test_widths_of_minima_match_stored_surfaces() -> None:
+    surfaces = pd.read_csv(ROOT / "docs/papers/reduced/figures/feddual-figure-1.csv").groupby("panel")["value"]
+    fractions = {panel: (values <= values.min() + 0.5).mean() for panel, values in surfaces}
+    text = " ".join(read("docs/papers.md").split())
+    assert f"value in {fractions['non-IID']:.0%} of the plane, and in {fractions['IID']:.0%} after IID training" in text
