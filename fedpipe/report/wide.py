@@ -64,7 +64,7 @@ class Row(NamedTuple):
 class WideTable(NamedTuple):
     """The table."""
 
-    stubs: tuple[str, ...]  #: heads of the labels
+    label_heads: tuple[str, ...]  #: heads of the labels
     columns: list[Column]
     rows: list[Row]
 
@@ -91,14 +91,14 @@ def render_latex_table(data: StudyData, full_plan: Plan | None = None) -> str:
             for entry, marks in zip(row.entries, marks_by_column, strict=True)
         ]
         body.append([name, *map(escape_latex, labels), *entries])
-    width = len(wide_table.stubs) + len(wide_table.columns)
+    width = len(wide_table.label_heads) + len(wide_table.columns)
     footnotes = [
         rf"\multicolumn{{{width}}}{{l}}{{\textsuperscript{{{mark}}} {escape_latex(note)}}}"
         for note, mark in notes.items()
     ]
     lines = [
         *(f"% {line}" for paragraph in _build_caption_lines(data, wide_table) for line in paragraph.splitlines()),
-        rf"\begin{{tabular}}{{{'l' * len(wide_table.stubs)}{'c' * len(wide_table.columns)}}}",
+        rf"\begin{{tabular}}{{{'l' * len(wide_table.label_heads)}{'c' * len(wide_table.columns)}}}",
         r"\toprule",
         *_render_latex_table_head(wide_table),
         r"\midrule",
@@ -121,7 +121,7 @@ def render_wide_csv(data: StudyData, full_plan: Plan | None = None) -> str:
     writer = comma.writer(text, lineterminator="\n")
     winner_heads = dict.fromkeys(head for row in wide_table.rows for head in row.winners)
     columns = [" / ".join(column.heads) for column in wide_table.columns]
-    writer.writerow(map(tables.escape_spreadsheet_formula, [*wide_table.stubs, *columns, *winner_heads]))
+    writer.writerow(map(tables.escape_spreadsheet_formula, [*wide_table.label_heads, *columns, *winner_heads]))
     for row in wide_table.rows:
         title, *labels = row.labels
         name = f"{title} ({row.overrides})" if row.overrides else title
@@ -218,7 +218,7 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
         row_winners, heads = winners.setdefault(labels, {}), format_grid_headers(point)
         row_winners |= {" / ".join([*heads, head]): text for head, text in winner.texts.items()}
     return WideTable(
-        stubs=("algorithm", *(short_names[name] for name in row_names)),
+        label_heads=("algorithm", *(short_names[name] for name in row_names)),
         columns=[
             Column((*format_grid_headers(point), format_metric_header(protocol, metric)), protocol, metric)
             for point, protocol, metric in shown_points
@@ -304,7 +304,7 @@ def _render_latex_entry(entry: Entry, mark: str, notes: dict[str, str]) -> str:
 def _render_latex_table_head(wide_table: WideTable) -> Iterator[str]:
     """Render the levels of the head. Below cells that span the columns of several cells are rules."""
     columns = _build_latex_column_heads(wide_table)
-    stub_count, level_count = len(wide_table.stubs), len(columns[0])
+    stub_count, level_count = len(wide_table.label_heads), len(columns[0])
     for level in range(1, level_count):
         cells, rules, start = [""] * stub_count, [], stub_count + 1
         groups = [(heads, len(list(group))) for heads, group in itertools.groupby(head[:level] for head in columns)]
@@ -315,7 +315,10 @@ def _render_latex_table_head(wide_table: WideTable) -> Iterator[str]:
         yield " & ".join(cells).lstrip() + r" \\"
         if len(groups) < len(list(itertools.groupby(head[: level + 1] for head in columns))):
             yield " ".join(rules)
-    yield " & ".join([*map(escape_latex, wide_table.stubs), *(escape_latex(heads[-1]) for heads in columns)]) + r" \\"
+    yield (
+        " & ".join([*map(escape_latex, wide_table.label_heads), *(escape_latex(heads[-1]) for heads in columns)])
+        + r" \\"
+    )
 
 
 def _build_latex_column_heads(wide_table: WideTable) -> list[tuple[str, ...]]:
