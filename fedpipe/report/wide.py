@@ -304,9 +304,9 @@ def _render_latex_entry(entry: Entry, mark: str, notes: dict[str, str]) -> str:
 def _render_latex_table_head(wide_table: WideTable) -> Iterator[str]:
     """Render the levels of the head. Below cells that span the columns of several cells are rules."""
     columns = _build_latex_column_heads(wide_table)
-    stub_count, level_count = len(wide_table.label_heads), len(columns[0])
+    label_count, level_count = len(wide_table.label_heads), len(columns[0])
     for level in range(1, level_count):
-        cells, rules, start = [""] * stub_count, [], stub_count + 1
+        cells, rules, start = [""] * label_count, [], label_count + 1
         groups = [(heads, len(list(group))) for heads, group in itertools.groupby(head[:level] for head in columns)]
         for heads, width in groups:
             cells.append(rf"\multicolumn{{{width}}}{{c}}{{{escape_latex(heads[-1])}}}")
