@@ -248,7 +248,7 @@ def format_table(case_name: str, rows: Iterable[Row]) -> str:
     return "\n".join([*lines, *(["", "Missing:", "", *reasons] if reasons else [])])
 
 
-def draw_figure(path: Path, rows: Sequence[Row]) -> None:
+def plot_figure(path: Path, rows: Sequence[Row]) -> None:
     """Draw the seconds of a round in each case as bars, whose dark part is the time without evaluation."""
     cases = [(name, [row for row in case_rows if "accuracy" in row]) for name, case_rows in group_by_case(rows)]
     page = style.PAGES["icml"]
@@ -323,7 +323,7 @@ def main() -> None:
     if options.markdown:
         options.markdown.write_text(tables + "\n")
     if options.figure:
-        draw_figure(options.figure, rows)
+        plot_figure(options.figure, rows)
     failures = [f"{row['case']}: {SYSTEMS[row['system']]}. {row['reason']}" for row in rows if row.get("failed")]
     if failures or deviations:
         sys.exit("\n".join([*failures, *deviations]))

@@ -107,8 +107,8 @@ class Algorithm(Component):
     #: keys of the section `federation` that its steps do not use. A study that sets one of them is an error.
     unsupported_settings: ClassVar[tuple[str, ...]] = ()
 
-    #: Part of the server's state that the server optimizer (`federation.server`) updates: the uploads' mean, or a step
-    #: along the mean of their updates. None: there is no such part, or other parts of the state depend on the step.
+    #: Part of the server's state that `federation.server` optimizes. `aggregate` sets it to the mean of the uploads, or
+    #: moves it along the mean of their updates. None: no part is like this, or other parts depend on its step.
     server_optimizer_part: ClassVar[str | None] = None
 
     #: Effect of a parameter `layers` that is larger than the network, as ``so ...``. Empty: there is no such parameter.
@@ -137,7 +137,7 @@ class Algorithm(Component):
 
     @property
     def needs_sgd(self) -> bool:
-        """Whether it requires SGD: its theory does, and no parameter such as `adam` allows another optimizer."""
+        """Whether the method works only with SGD."""
         return False
 
     @property
@@ -191,7 +191,7 @@ class Algorithm(Component):
     def count_local_steps(self, size: int, round_number: int, noise_key: Tensor) -> int | None:
         """How many steps a client trains in a round, instead of ``federation.local_epochs`` or ``local_steps``.
 
-        The number is at least 1. It is for passes of local training without ``epochs``.
+        The number is at least 1. Passes of local training that set ``epochs`` ignore it.
 
         Parameters
         ----------
@@ -261,7 +261,7 @@ class Algorithm(Component):
         raise NotImplementedError
 
     def traffic(self, state: State) -> State:
-        """The part of a download or an upload whose bytes are counted: all of it, except empty slots."""
+        """The part of a download or an upload whose bytes are counted. By default, this is all of it."""
         return state
 
     # -- server ------------------------------------------------------------------------------------------------------

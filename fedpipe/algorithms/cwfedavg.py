@@ -38,8 +38,10 @@ class CwFedAvg(Algorithm):
 
     Which tensors are class-wise is a setting. The others are averaged as in FedAvg.
 
-    State: class models and distributions at the server. Traffic: the model down (mixed by the server), the model up
-    (with ``distribution: empirical`` also C counts). There is no global model.
+    State: at the server the averaged tensors (``base``), the class models (``classes``), the clients' distributions,
+    and whether each class had samples in the last round (``owned``). A download consists of ``base`` and the client's
+    mixture of the class models (``upper``). Traffic: the model down, the model up (with ``distribution: empirical``
+    also C counts). There is no global model.
     Values of lambda used: 10 (MNIST, CIFAR-10), 1000 (CIFAR-100), 2000 (Tiny ImageNet).
 
     A client that never participated receives the mean of the class models, because its distribution is uniform at the
@@ -124,7 +126,7 @@ class CwFedAvg(Algorithm):
 
     @override
     def upload(self, client: State) -> State:
-        """The model, and the class counts where they are asked for."""
+        """The model, and with ``distribution: empirical`` the class counts."""
         extra = {"counts": client["counts"]} if self.distribution == "empirical" else {}
         return {"model": client["model"]} | extra
 
@@ -157,6 +159,6 @@ class CwFedAvg(Algorithm):
 
 
 def approximate_class_distribution(head: Tensor) -> Tensor:
-    """Eq. 4: the shares of the row norms of an output layer of shape (C, d), shape (C,)."""
+    """Eq. 4: the norms of the rows of an output layer of shape (C, d) divided by their sum, shape (C,)."""
     norms = torch.linalg.vector_norm(head, dim=-1)
     return norms / norms.sum().clamp(min=torch.finfo(norms.dtype).tiny)

@@ -142,12 +142,12 @@ def _is_plan_outdated(plan: Plan, folder: Path) -> bool:
     except UserError:  # a file or a component may be missing in the current folder
         return False
     recorded_settings = {cell.key: read_generated_yaml(folder / cell.files.settings) for cell in plan.cells}
-    return _encode_plan_settings(
+    return _encode_comparable_settings(
         new_plan, {key: vars(settings) for key, settings in new_plan.run_settings.items()}
-    ) != _encode_plan_settings(plan, recorded_settings)
+    ) != _encode_comparable_settings(plan, recorded_settings)
 
 
-def _encode_plan_settings(plan: Plan, settings: dict[str, dict[str, Any]]) -> str:
+def _encode_comparable_settings(plan: Plan, settings: dict[str, dict[str, Any]]) -> str:
     """A plan's settings as canonical JSON, without code and what depends on it: digests, keys, warnings."""
     derived_fields = {"params", "runs", "cells", "partitions", "warnings"}
     fields = {name: value for name, value in select_reported_plan_fields(plan).items() if name not in derived_fields}

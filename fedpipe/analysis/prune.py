@@ -123,7 +123,7 @@ def remove_files(unneeded_files: Iterable[UnneededFiles]) -> None:
         for path in entry.paths:
             remove_path(path)
     removed_paths = {str(path) for entry in unneeded_files for path in entry.paths}
-    for record, output in _iter_snakemake_records():
+    for record, output in _iterate_snakemake_records():
         if any(output == path or output.startswith(f"{path}/") for path in removed_paths):
             remove_path(record)
 
@@ -136,7 +136,7 @@ def _find_needed_paths() -> tuple[set[Path], set[Path], set[Path]]:
         try:
             plans = [planner.make_plan(path, preset) for preset in planner.list_presets(path)]
         except SettingsError as error:
-            if _has_undeclared_data(path):
+            if _needs_dataset_sha256(path):
                 continue
             raise SettingsError(f"{path}: the study can't be planned, so its runs are unknown. {error}") from None
         for study_plan in plans:
@@ -155,7 +155,7 @@ def _find_named_runs(text: str) -> set[Path]:
     return {path for path in RESULTS.glob("runs/*/*") if path.name in keys}
 
 
-def _has_undeclared_data(params: Path) -> bool:
+def _needs_dataset_sha256(params: Path) -> bool:
     """Whether the SHA-256 of a study's own data is still missing, so that the study has no runs."""
     try:
         dataset = parser.parse_dataset(loader.read_params(params).get("dataset", {})).configured_dataset
@@ -172,7 +172,7 @@ def _read_committed_keys() -> str:
     return _run_command("git", "cat-file", "--batch=%(objectname)", stdin_text="\n".join(blobs))
 
 
-def _iter_snakemake_records() -> Iterator[tuple[Path, str]]:
+def _iterate_snakemake_records() -> Iterator[tuple[Path, str]]:
     """Iterate over Snakemake's records, each with its output: the file's name, encoded, and split if it is long.
 
     `snakemake --cleanup-metadata FILES` deletes records, too. But it needs the names of outputs that are gone, such as

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @app.command("trace", rich_help_panel=USER_PANEL)
-def trace_results(
+def trace_cell(
     table: Annotated[Path, typer.Argument(help="Table of a study, such as results/tables/results.md.")],
     cell: Annotated[str, typer.Argument(help="ALGORITHM.PROTOCOL. With a grid, ALGORITHM.POINT.PROTOCOL.")],
 ) -> None:

@@ -273,7 +273,7 @@ def write_tables(
 
 
 @app.command("figure", rich_help_panel=STAGES_PANEL)
-def draw_figure(
+def plot_figure(
     name: Annotated[
         str,
         typer.Argument(help="Figure: curves, matrices, ranks or partition. `curves_METRIC` shows a further metric."),
@@ -299,7 +299,7 @@ def draw_figure(
         study_plan.require_finished_search()
     from fedpipe.report.figures import curves, matrices, partition, ranks
 
-    if name in study_plan.metrics_by_curves_figure:
+    if name in study_plan.metrics_by_figure:
         curves.write_curves_figure(StudyData(study_plan), name)
     elif name == "matrices":
         matrices.write_matrices_figure(StudyData(study_plan))

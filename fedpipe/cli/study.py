@@ -165,7 +165,7 @@ def write_paper_pages(
     """Write the pages of the four reproduced papers, with published numbers next to measured ones."""
     from fedpipe.papers import make
 
-    make.write_papers(preset, plan_fingerprint)
+    make.write_paper_pages(preset, plan_fingerprint)
     typer.echo(f"The pages are in {make.get_pages_folder(preset) / 'index.html'}")
 
 

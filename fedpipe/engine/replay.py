@@ -188,16 +188,16 @@ def _compute_state_distance(run: Rounds, copy: Rounds, round_number: int) -> flo
 
 def _collect_state_tensors(run: Rounds, participants_round: int, state_round: int) -> dict[str, torch.Tensor]:
     """Get all tensors after round ``state_round`` by name: the server's and the participants' kept states."""
-    tensors = dict(_iter_tensors(run.load_server_state(state_round), "server/"))
+    tensors = dict(_iterate_tensors(run.load_server_state(state_round), "server/"))
     for client in run.checkpoint.read_state_json(participants_round)["participants"]:
-        tensors |= _iter_tensors(run.checkpoint.load_kept_state(client, state_round), f"{client}/")
+        tensors |= _iterate_tensors(run.checkpoint.load_kept_state(client, state_round), f"{client}/")
     return tensors
 
 
-def _iter_tensors(tree: dict[str, Any], prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
+def _iterate_tensors(tree: dict[str, Any], prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
     for name, value in tree.items():
         if isinstance(value, dict):
-            yield from _iter_tensors(value, f"{prefix}{name}/")
+            yield from _iterate_tensors(value, f"{prefix}{name}/")
         else:
             yield f"{prefix}{name}", value
 

@@ -84,7 +84,7 @@ class Rounds:
         self.federation, self.evaluation = settings.build_federation_settings(), settings.build_evaluation_settings()
         self._device, self._threads = select_device(execution), threads
         dtype = getattr(torch, self.federation.dtype)
-        self.clients = clients or load_federated_data(settings, dtype, self._device)  #: of the seen clients
+        self.clients = clients or load_federated_data(settings, dtype, self._device)
         family = cast(Model, settings.build_model())
         unbound_algorithm = cast(Algorithm, settings.build_algorithm())
         shape = tuple(self.clients.x.shape[1:])
@@ -97,6 +97,7 @@ class Rounds:
             build = functools.partial(frozen.build_network_above_base, family, build_network)
         all_clients = drift.add_drift(self.clients, self.federation)
         new_ids = self.federation.draw_held_out_clients(settings.seed)
+        #: Data of all clients except the held-out ones.
         self.clients = all_clients.select_clients({*all_clients.ids} - {*new_ids}) if new_ids else all_clients
         self._has_single_model = family.has_full_weights
         federation = self.federation
@@ -136,7 +137,7 @@ class Rounds:
         self._was_complete: dict[int, bool] = {}  #: whether each round had a marker when this process began it
 
     def open_in_other_folder(self, files: RunFiles) -> Rounds:
-        """Open a copy of the first rounds, which is in another folder and isn't checked before it is resumed."""
+        """Open a copy of these rounds in another folder. It skips the checks before a resume."""
         other = Rounds.__new__(Rounds)
         vars(other).update(vars(self), files=files, _was_complete={})
         other.checkpoint = Checkpoint(files, self._initial_kept_state, self._storage_device)
@@ -430,7 +431,7 @@ class Rounds:
         self.evaluate(round_number)
 
     def _require_same_data(self, round_number: int) -> None:
-        """Require that round 0 and the previous round were made with the current data."""
+        """Require that round 0 and this round were computed with the current data."""
         checksums = self.clients.data_checksums
         for earlier_round in (0, round_number):
             if not is_stored(self.files.get_round_files(earlier_round).complete_states_marker):

@@ -187,7 +187,7 @@ def encode_comparison_csv(comparison: PaperComparison) -> bytes:
 def list_all_cell_ids() -> list[CellId]:
     """The ids of all cells, published ones first."""
     papers = layouts.load_papers().values()
-    cell_ids = [cell_id for paper in papers for name in paper.tables for cell_id in paper.iter_cell_ids(name)]
+    cell_ids = [cell_id for paper in papers for name in paper.tables for cell_id in paper.iterate_cell_ids(name)]
     return list(dict.fromkeys([*published.load_published(), *cell_ids]))
 
 
@@ -197,7 +197,7 @@ def list_table_cell_ids(paper: Paper, table_name: str) -> list[CellId]:
         return [paper.make_prose_number_id(text) for text in paper.text]
     table, published_numbers = paper.tables[table_name], published.load_published()
     is_sparse = table.metric == "hyperparameter"
-    return [cell_id for cell_id in paper.iter_cell_ids(table_name) if cell_id in published_numbers or not is_sparse]
+    return [cell_id for cell_id in paper.iterate_cell_ids(table_name) if cell_id in published_numbers or not is_sparse]
 
 
 def compute_claim_checks(paper: Paper, name: str, claim: Claim, comparison: PaperComparison) -> list[ClaimCheck]:

@@ -52,9 +52,9 @@ class FigureRun(NamedTuple):
     line: str
 
 
-def draw_figures(paper: Paper, find_study: StudyFinder) -> dict[tuple[str, str], SvgFigure | str]:
+def plot_figures(paper: Paper, find_study: StudyFinder) -> dict[tuple[str, str], SvgFigure | str]:
     """All figures of a paper by its name and theirs, or why a figure is not drawn."""
-    return {(paper.paper, name): _draw_figure(paper, figure, find_study) for name, figure in paper.figures.items()}
+    return {(paper.paper, name): _plot_figure(paper, figure, find_study) for name, figure in paper.figures.items()}
 
 
 def render_figure(paper: Paper, figure: Figure, frame: pd.DataFrame) -> str:
@@ -70,44 +70,44 @@ def render_figure(paper: Paper, figure: Figure, frame: pd.DataFrame) -> str:
     emphasis = ("FedAvg", paper.paper)
     match figure.form:
         case "curves":
-            return panels.draw_line_panels(frame, "round", y_label, emphasis, note=note)
+            return panels.plot_line_panels(frame, "round", y_label, emphasis, note=note)
         case "sweep":
-            return panels.draw_line_panels(frame, x_label, y_label, emphasis, True, figure.log, note)
+            return panels.plot_line_panels(frame, x_label, y_label, emphasis, True, figure.log, note)
         case "traces":
             frame = frame.assign(line="class " + frame["class"].astype(str))
             frame = frame.rename(columns={"step": "x", "value": "mean", "share": "target"})
             note = f"◂: true class fraction p. {note}"
-            return panels.draw_line_panels(frame, "step of the first epoch", "estimated class fraction p̃", note=note)
+            return panels.plot_line_panels(frame, "step of the first epoch", "estimated class fraction p̃", note=note)
         case "bars":
             frame = frame.rename(columns={"line": "category", "target": "line", "value": "mean"})
-            return panels.draw_bar_panels(frame, "rounds to the target", note=note)
+            return panels.plot_bar_panels(frame, "rounds to the target", note=note)
         case "layers":
             names = {name: f"layer {index + 1}" for index, name in enumerate(frame["layer"].unique())}
             frame = frame.assign(category=frame["layer"].map(names))
             note = f"Mean and standard deviation over clients. Layers are counted from the input. {note}"
-            return panels.draw_bar_panels(frame, "gradient norm", note=note)
+            return panels.plot_bar_panels(frame, "gradient norm", note=note)
         case "counts":
-            return panels.draw_heatmap_panels(frame, "class", "client", "training samples", 0.5, note)
+            return panels.plot_heatmap_panels(frame, "class", "client", "training samples", 0.5, note)
         case "norms":
             row_labels = frame["panel"].str.endswith("class models").map({True: "class model", False: "client"})
             frame = frame.assign(row_label=row_labels)
             note = f"Fraction of the samples, or of the sum of the norms, of each class. {note}"
-            return panels.draw_heatmap_panels(frame, "class", "client", "fraction", 0.5, note)
+            return panels.plot_heatmap_panels(frame, "class", "client", "fraction", 0.5, note)
         case "matrices":
             note = f"SL: mean soft label of each class. CR: relation of classes in the head. {note}"
-            return panels.draw_heatmap_panels(frame, "class", "class", "", note=note)
+            return panels.plot_heatmap_panels(frame, "class", "class", "", note=note)
         case "shares":
             frame = frame.assign(panel=frame["panel"].str.replace(r", client \d+", "", regex=True))
             frame = frame.rename(columns={"share": "x", "norm": "y"})
             contrary = "against the claim if its norm is above that of a class with less than half as many samples"
             note = f"A point is a class of a client. It is {contrary}. {note}"
-            return panels.draw_point_panels(frame, "fraction of the samples", "relative norm of the row", note)
+            return panels.plot_point_panels(frame, "fraction of the samples", "relative norm of the row", note)
         case "features":
-            return panels.draw_embedding_panels(frame, note)
-    return panels.draw_surface_panels(frame, "training loss", note)
+            return panels.plot_embedding_panels(frame, note)
+    return panels.plot_surface_panels(frame, "training loss", note)
 
 
-def _draw_figure(paper: Paper, figure: Figure, find_study: StudyFinder) -> SvgFigure | str:
+def _plot_figure(paper: Paper, figure: Figure, find_study: StudyFinder) -> SvgFigure | str:
     if figure.form == "none":
         return figure.reason
     runs, missing = _select_figure_runs(paper, figure, find_study)

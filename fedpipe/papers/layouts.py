@@ -101,7 +101,7 @@ class Table(_LayoutModel):
     @property
     def column_paths(self) -> dict[str, tuple[str, ...]]:
         """The labels above each column, by its name, in the order of the published table."""
-        return {name: path for path, name in _iter_column_paths(self.columns)}
+        return {name: path for path, name in _iterate_column_paths(self.columns)}
 
     @property
     def header_rows(self) -> list[list[tuple[str, int]]]:
@@ -212,7 +212,7 @@ class Paper(_LayoutModel):
         """The id of a table's cell."""
         return CellId(self.paper, table, row, column, self.tables[table].get_metric(row, column))
 
-    def iter_cell_ids(self, table_name: str) -> Iterator[CellId]:
+    def iterate_cell_ids(self, table_name: str) -> Iterator[CellId]:
         """The ids of a table's cells, row by row."""
         table = self.tables[table_name]
         return (self.make_cell_id(table_name, row, column) for row in table.rows for column in table.column_paths)
@@ -248,9 +248,9 @@ def load_papers() -> dict[str, Paper]:
     return papers_by_name
 
 
-def _iter_column_paths(
+def _iterate_column_paths(
     columns: Mapping[str, Any], parents: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     for label, entry in columns.items():
         path = (*parents, label)
-        yield from _iter_column_paths(entry, path) if not isinstance(entry, str) else [(path, entry)]
+        yield from _iterate_column_paths(entry, path) if not isinstance(entry, str) else [(path, entry)]

@@ -27,7 +27,7 @@ def get_pages_folder(preset: str) -> Path:
     return RESULTS / "papers" / preset
 
 
-def write_papers(preset: str, plans_fingerprint: str | None = None) -> PaperComparison:
+def write_paper_pages(preset: str, plans_fingerprint: str | None = None) -> PaperComparison:
     """Write the pages, ``cells.csv`` and the figures.
 
     It rejects studies that were edited after they were planned, because the pages would show other settings than the
@@ -44,7 +44,7 @@ def write_papers(preset: str, plans_fingerprint: str | None = None) -> PaperComp
         paper_studies = _load_studies(paper, preset)
         studies |= {(paper.paper, name): study for name, study in paper_studies.items()}
         measured_cells |= measurements.measure_paper_cells(paper, paper_studies.get)
-        drawings |= figures.draw_figures(paper, paper_studies.get)
+        drawings |= figures.plot_figures(paper, paper_studies.get)
     plans = (Plan.read(StudyFiles.from_params(path, preset).plan) for path in study_folders.list_studies(PAPERS))
     if plans_fingerprint is not None and compute_plans_fingerprint(plans) != plans_fingerprint:
         raise ArtifactError(

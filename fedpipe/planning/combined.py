@@ -80,9 +80,9 @@ class CombinedPlan:
         return tuple(dict.fromkeys(cell.merged_files for cell in cells))
 
     @cached_property
-    def draw_run_paths(self) -> frozenset[Path]:
+    def search_run_paths(self) -> frozenset[Path]:
         """Folders of the runs of all draws."""
-        return frozenset(path for plan in self.plans for path in plan.draw_run_paths)
+        return frozenset(path for plan in self.plans for path in plan.search_run_paths)
 
     @cached_property
     def round_counts_by_run(self) -> dict[str, tuple[int, ...]]:

@@ -160,7 +160,7 @@ class DerivedStudy:
     @cached_property
     def study_text(self) -> str:
         """Content of the derived file."""
-        return self._add_head(self._apply_overrides_to_base_text())
+        return self._prepend_origin(self._apply_overrides_to_base_text())
 
     @property
     def file_state(self) -> Literal["missing", "current", "outdated", "edited"]:
@@ -171,7 +171,7 @@ class DerivedStudy:
         if text == self.study_text:
             return "current"
         body = text.split("\n", 2)[-1]  # below the head
-        return "outdated" if text == self._add_head(body) else "edited"
+        return "outdated" if text == self._prepend_origin(body) else "edited"
 
     def make_plan(self, preset: str) -> planner.NewPlan:
         """Plan the study without writing anything, except its file if the command in an error reads the file.
@@ -215,7 +215,7 @@ class DerivedStudy:
 
     # -- content -------------------------------------------------------------------------------------------------------
 
-    def _add_head(self, body: str) -> str:
+    def _prepend_origin(self, body: str) -> str:
         """Add the two lines with the origin of the settings and their hash."""
         digest = hashlib.sha256(body.encode()).hexdigest()[:DIGEST_LENGTH]
         return (

@@ -184,9 +184,9 @@ def write_dataset_facts_into_study(name: str | None, params: Path, stored: set[P
         if not _write_key_into_study(params, (kind.section,), "sha256", sha256, messages):
             messages.append(f"Add the SHA-256 of {pin.path} to {params}, under {kind.section}:\n  sha256: {sha256}")
     if name is None:
-        _write_grid_sha256_into_study(params, section, messages)
+        _write_grid_substitute_sha256_into_study(params, section, messages)
         settings = loader.read_params(params) if params.is_file() else settings
-    for grid_dataset in _iter_grid_datasets(settings) if name is None else ():
+    for grid_dataset in _iterate_grid_datasets(settings) if name is None else ():
         if getattr(grid_dataset.effective_dataset, "sha256", None) and grid_dataset.explain_missing_data(
             DOWNLOAD_COMMAND
         ):
@@ -217,14 +217,14 @@ def _require_usable_component_file(kind: ComponentKind, settings: dict[str, Any]
         component.check(clients, facts.classes, facts.size)
 
 
-def _write_grid_sha256_into_study(params: Path, section: Data, messages: list[str]) -> None:
+def _write_grid_substitute_sha256_into_study(params: Path, section: Data, messages: list[str]) -> None:
     """Fill in the SHA-256 of each mirror's substitute for a data set of the study's grid and presets.
 
     If a data set of the grid needs none, but the section `dataset` has one, null is filled in.
     """
     settings = loader.read_params(params)
     is_declared = bool((settings.get("dataset") or {}).get("sha256"))
-    for key_path, key, named in list(_iter_undeclared_datasets(settings)):
+    for key_path, key, named in list(_iterate_undeclared_datasets(settings)):
         data = parser.parse_dataset({"name": named, **({"mirror": section.mirror} if section.mirror else {})})
         if not isinstance(data.configured_dataset, PublishedDataset):
             continue
@@ -235,7 +235,7 @@ def _write_grid_sha256_into_study(params: Path, section: Data, messages: list[st
             messages.append(f"Add this to {params}, under {'.'.join(key_path)}:\n  {key}: {sha256 or 'null'}")
 
 
-def _iter_undeclared_datasets(
+def _iterate_undeclared_datasets(
     settings: dict[str, Any], parent_keys: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], str, str]]:
     """Iterate over data sets of grid and presets without SHA-256: the mapping, the missing key, and the name."""
@@ -245,10 +245,10 @@ def _iter_undeclared_datasets(
         elif key == "dataset" and parent_keys and isinstance(value, dict) and "sha256" not in value and "name" in value:
             yield (*parent_keys, key), "sha256", str(value["name"])
         elif isinstance(value, dict) and (parent_keys or key in ("study", "presets")):
-            yield from _iter_undeclared_datasets(value, (*parent_keys, key))
+            yield from _iterate_undeclared_datasets(value, (*parent_keys, key))
 
 
-def _iter_grid_datasets(settings: dict[str, Any]) -> Iterator[Data]:
+def _iterate_grid_datasets(settings: dict[str, Any]) -> Iterator[Data]:
     """Iterate over the data sets of the grid, with and without each preset."""
     for changes in ({}, *(settings.get("presets") or {}).values()):
         point_settings = loader.override_settings(settings, changes)
@@ -312,7 +312,7 @@ def _write_key_into_study(
             f"{text[: insert_mark.index]}{key}: {value}\n{' ' * insert_mark.column}{text[insert_mark.index :]}"
         )
     expected_settings = loader.read_params(params)
-    for alias_path in _iter_key_paths_of_node(root, node):
+    for alias_path in _iterate_key_paths_of_node(root, node):
         _get_nested_mapping(expected_settings, alias_path)[key] = entry
     try:
         if read_yaml(edited_text, params) != expected_settings:
@@ -329,7 +329,7 @@ def _get_nested_mapping(settings: dict[str, Any], key_path: tuple[str, ...]) -> 
     return mapping
 
 
-def _iter_key_paths_of_node(
+def _iterate_key_paths_of_node(
     root: yaml.Node | None, node: yaml.Node, parent_keys: tuple[str, ...] = ()
 ) -> Iterator[tuple[str, ...]]:
     """Iterate over all positions of a mapping in a YAML file, including its aliases."""
@@ -337,7 +337,7 @@ def _iter_key_paths_of_node(
         yield parent_keys
     elif isinstance(root, yaml.MappingNode):
         for name, value in root.value:
-            yield from _iter_key_paths_of_node(value, node, (*parent_keys, name.value))
+            yield from _iterate_key_paths_of_node(value, node, (*parent_keys, name.value))
 
 
 def _find_yaml_mapping(node: yaml.Node | None, key: str) -> yaml.MappingNode | None:

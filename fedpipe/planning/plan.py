@@ -207,7 +207,7 @@ class Plan:
         points: dict[tuple[str, str], list[str]] = {}
         plan = self.add_search_results(has_draws=True)
         for cell in plan.cells:
-            values = cell.own if cell.files.path in plan.draw_run_paths else {}
+            values = cell.own if cell.files.path in plan.search_run_paths else {}
             point = ", ".join(f"{name}={value}" for name, value in (cell.grid | values).items())
             points.setdefault((cell.algorithm, cell.key), []).append(point)
         points_by_run = {run: "; ".join(dict.fromkeys(points[run.algorithm, run.key])) for run in plan.runs}
@@ -265,7 +265,7 @@ class Plan:
         ]
 
     @property
-    def metrics_by_curves_figure(self) -> dict[str, Metric]:
+    def metrics_by_figure(self) -> dict[str, Metric]:
         """Metrics of the figures of curves by the figure's name. The study's first metric has `curves`."""
         first, *others = self.metrics
         return {"curves": first} | {f"curves_{metric}": metric for metric in others}
@@ -273,7 +273,7 @@ class Plan:
     @property
     def figure_labels(self) -> dict[str, str]:
         """Labels of the figures by name. Further figures show partitions."""
-        further_curves = {name: f"learning curves ({metric})" for name, metric in self.metrics_by_curves_figure.items()}
+        further_curves = {name: f"learning curves ({metric})" for name, metric in self.metrics_by_figure.items()}
         rank_figure = {"ranks": "critical differences of mean ranks"} if self.report.rank_test else {}
         return further_curves | {"curves": "learning curves", "matrices": "SL and CR matrices"} | rank_figure
 
@@ -330,7 +330,7 @@ class Plan:
         return self.tuning is not None and not any(cell.grid[TUNING] == TUNED for cell in self.cells)
 
     @cached_property
-    def draw_run_paths(self) -> frozenset[Path]:
+    def search_run_paths(self) -> frozenset[Path]:
         """Folders of the runs of all draws."""
         searches = self.tuning.searches if self.tuning else ()
         draws = ((search, candidate.draw) for search in searches for candidate in search.draws)

@@ -60,9 +60,9 @@ class NewPlan(Plan):
 
     @override
     def read_rungs(self) -> tuple[Rung, ...]:
-        """Read the results of the complete rungs, until a draw of TPE has another key now.
+        """Read the results of the complete rungs before the first one whose TPE draws have other keys now.
 
-        For example, only these draws use a model whose code was edited.
+        For example, you edited a model that only these draws use.
         """
 
         def has_current_keys(rung: Rung) -> bool:
@@ -86,7 +86,7 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
     download_command = format_download_command(path)
     study_settings = loader.read_params(path) if settings is None else settings
     raw, preset_changes = parser.apply_preset(study_settings, preset, download_command)
-    # No command declares files of the preset.
+    # `fedpipe download` can't write a SHA-256 into a preset.
     has_preset_files = any(key.partition(".")[0] in PINNABLE_SECTIONS for key in preset_changes)
     declare_command = None if has_preset_files else download_command
     study_params = parser.parse_params(raw, declare_command, obtain_command=download_command)
@@ -279,7 +279,10 @@ class _PlanDraft:
         values: dict[str, Any],
         is_assumed: bool = False,
     ) -> Candidate:
-        """Plan a draw of a method. No files are planned for a draw that is only assumed."""
+        """Plan a draw of a method.
+
+        A forecast assumes the draws of later batches. TPE may replace them, so they get no files.
+        """
         draw_params, keys = resolve(values), []
         search.check_integer_ranges(tune, label, draw_params)
         self.components += [draw_params.model] if type(draw_params.model) is not type(params.model) else []
@@ -335,7 +338,7 @@ class _PlanDraft:
         return run
 
     def _add_run_settings(self, label: str, params: Params, settings: RunSettings, is_assumed: bool = False) -> None:
-        """Add the settings of a run, and what it lacks. A run that is only assumed has no file."""
+        """Add the settings of a run, and what it lacks. The run of an assumed draw gets no file."""
         self.run_settings[settings.key] = settings
         if is_assumed:
             return

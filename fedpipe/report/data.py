@@ -167,7 +167,7 @@ class StudyData:
     # -- the study's tables ------------------------------------------------------------------------------------------
 
     @property
-    def table_key_columns(self) -> list[str]:
+    def row_key_columns(self) -> list[str]:
         """The columns that identify a row of the table."""
         return ["algorithm", *self.plan.grid]
 
@@ -182,7 +182,7 @@ class StudyData:
         protocols of methods are included, although the pivoted table omits them. Times are not included, so that the
         same runs give the same bytes.
         """
-        rows, cell_columns = self.table_key_columns, [*self.table_key_columns, "protocol", "metric", "average"]
+        rows, cell_columns = self.row_key_columns, [*self.row_key_columns, "protocol", "metric", "average"]
         last_k = self.plan.report.last_k
         seed_means = pd.concat(
             results.average_over_seeds(
@@ -227,7 +227,7 @@ class StudyData:
     @cached_property
     def mean_run_times(self) -> pd.DataFrame:
         """Mean of :attr:`total_times` over seeds, by algorithm and grid point."""
-        by_row = self.total_times.groupby(self.table_key_columns, sort=False)[[*TIMED_PHASES, EPOCH_COLUMN]]
+        by_row = self.total_times.groupby(self.row_key_columns, sort=False)[[*TIMED_PHASES, EPOCH_COLUMN]]
         return by_row.mean().reset_index()
 
     @cached_property

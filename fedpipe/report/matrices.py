@@ -37,11 +37,13 @@ def read_figure_matrices(data: StudyData) -> dict[str, ModelMatrices]:
     names = plan.report.figure_algorithms or [*preferred_names, *plan.algorithms]
     selected_matrices: dict[str, ModelMatrices] = {}
     for name in dict.fromkeys(names):
+        if len(selected_matrices) == 2:
+            break
         cells = [cell for cell in plan.cells if cell.algorithm == name]
         if plan.report.best_over:
             cells = [cell for cell in cells if results.get_row_key(plan, cell) in data.table_row_keys]
         cell, matrices_by_name = cells[0], _read_model_matrices(cells[0].merged_files)
-        if matrices_by_name and len(selected_matrices) < 2:
+        if matrices_by_name:
             (dataset,) = {run.dataset for run in plan.runs if run.has_cell(cell)}
             class_names = get_class_names(dataset, len(matrices_by_name["SL"]))
             configuration = results.describe_configuration(name, results.format_grid_point(plan, cell))

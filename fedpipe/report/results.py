@@ -180,14 +180,14 @@ def compute_scores(metrics: pd.DataFrame, names: Iterable[Metric], keys: Sequenc
     """Compute a run's scores by ``metric``, ``average``, ``protocol`` and ``round`` from its ``metrics.parquet``.
 
     Average ``sample`` is over all test samples, ``client`` over the clients, and ``worst`` over the worst tenth of the
-    clients. The calibration error over all samples has the bins of all of them. The area under the ROC curve over all
+    clients. The calibration error over all samples sums the bins of all clients. The area under the ROC curve over all
     samples is the clients' mean, weighted by their test samples, and omits clients for which it is undefined. A loss
     that is not a number counts as infinite. Metrics that the run does not record are omitted. For the metrics of
     several runs, ``keys`` are the columns that identify a run.
     """
     tested_rows, keys = metrics[metrics["total"] > 0], [*keys, "protocol", "round"]
     scores = {
-        metric: _average_over_clients(tested_rows, metric, keys)
+        metric: _compute_averages(tested_rows, metric, keys)
         for metric in names
         if {*METRIC_COLUMNS[metric]} <= {*metrics.columns}
     }
@@ -210,7 +210,7 @@ def compute_scores_of_runs(metrics: Sequence[pd.DataFrame], names: Collection[Me
     return scores_by_run
 
 
-def _average_over_clients(tested_rows: pd.DataFrame, metric: Metric, keys: list[str]) -> pd.Series[float]:
+def _compute_averages(tested_rows: pd.DataFrame, metric: Metric, keys: list[str]) -> pd.Series[float]:
     """Compute the averages of a metric's scores by ``average`` and ``keys``."""
     rows, sign = tested_rows.assign(score=_compute_client_scores(tested_rows, metric)), METRICS[metric].improvement_sign
     by_round = rows.groupby(keys)
@@ -230,17 +230,18 @@ def _average_over_clients(tested_rows: pd.DataFrame, metric: Metric, keys: list[
     )
     averages = {
         "sample": sample_average,
-        "client": _average_scores(rows, keys),
+        "client": _average_over_clients(rows, keys),
         "worst": worst_average.reindex(by_round["score"].count().index),
     }
     scores: pd.Series[float] = pd.concat(averages, names=["average"])
     return scores
 
 
-def _average_scores(rows: pd.DataFrame, keys: list[str]) -> pd.Series[float]:
+def _average_over_clients(rows: pd.DataFrame, keys: list[str]) -> pd.Series[float]:
     """Average the scores of several runs by ``keys``, with the bits of the same call for each run alone.
 
-    Pandas rounds in another way if the rows are in the order of the groups, so runs of both kinds are in two calls.
+    Pandas rounds differently if the rows are in the order of the groups, so runs whose rows are in this order are
+    averaged in a call of their own. The last two of ``keys`` are the protocol and the round.
     """
     order, run_columns = rows.groupby(keys).ngroup(), keys[:-2]
     if order.is_monotonic_increasing or not run_columns:
@@ -331,9 +332,10 @@ def add_cell_columns(plan: Plan, cells: Sequence[Cell], row_counts: Sequence[int
 def select_best_rows(plan: Plan, means: pd.DataFrame) -> list[tuple[Hashable, ...]]:
     """Select the rows of a table as algorithm and grid values: all, or the best of `report.best_over`.
 
-    The best has the best mean of the study's first metric by the method's protocol, or by the study's first that it
-    has, or by the same model on the clients' validation samples (`report.best_on`). ``means`` are the rows of the table
-    by protocol and metric with ``mean`` and ``seeds``, in the reported round and average.
+    The best row has the best mean of the study's first metric. It is that of the method's protocol, or of the study's
+    first protocol that has values. With ``report.best_on: validation`` it is that of the same model on the clients'
+    validation samples. ``means`` are the rows of the table by protocol and metric with ``mean`` and ``seeds``, in the
+    reported round and average.
     """
     means = means[means["metric"] == plan.metrics[0]]
     row, searched_names, report = ["algorithm", *plan.grid], plan.report.best_over, plan.report

@@ -179,8 +179,8 @@ def build_statistics_table(
         for frame, columns, factor in frames_and_columns
         for name, column in columns.items()
     ]
-    table_key_columns = ["algorithm", *plan.grid]
-    cell_columns = [*table_key_columns, "protocol", "statistic"]
+    row_key_columns = ["algorithm", *plan.grid]
+    cell_columns = [*row_key_columns, "protocol", "statistic"]
     means = pd.concat(values).groupby(cell_columns, sort=False)["value"].agg(["mean", "std", "count"])
     statistics_frame = means.rename(columns={"count": "seeds"}).assign(half_width=math.nan)
     if differences := _compute_differences(plan, scores):

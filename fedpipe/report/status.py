@@ -317,7 +317,7 @@ def _get_state_of_incomplete_run(
 
 def _get_last_accuracy(plan: Plan, run: PlannedRun, curves: Mapping[int, Mapping[str, float]]) -> float | None:
     """Get the accuracy by the method's reported protocol in the last evaluated round."""
-    if not curves or run.path in plan.draw_run_paths:
+    if not curves or run.path in plan.search_run_paths:
         return None
     return curves[max(curves)].get(plan.get_method_protocol(run.algorithm), math.nan)
 

@@ -182,7 +182,7 @@ class StudyProgress:
     @cached_property
     def accuracy_charts(self) -> list[Chart]:
         """A chart for each protocol that has been evaluated."""
-        charts = [self._draw_chart(protocol) for protocol in self.plan.protocols]
+        charts = [self._make_chart(protocol) for protocol in self.plan.protocols]
         return [chart for chart in charts if chart.lines]
 
     @cached_property
@@ -243,7 +243,7 @@ class StudyProgress:
         ]
         return (min(accuracies), max(accuracies)) if accuracies else (0.0, 100.0)
 
-    def _draw_chart(self, protocol: str) -> Chart:
+    def _make_chart(self, protocol: str) -> Chart:
         ticks = choose_axis_ticks(*self._get_accuracy_range([protocol] * len(self.runs)))
         low, high = ticks[0], ticks[-1]
         lines = [

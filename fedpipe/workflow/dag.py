@@ -193,7 +193,7 @@ class Dag:
 
     def _get_rung_marker(self, run: PlannedRun, rounds: int) -> dict[str, str]:
         """Get the marker of a draw's merged rounds at the end of a rung. The next rung waits for the merge."""
-        is_rung_end = run.path in self.plan.draw_run_paths and rounds in self.plan.round_counts_by_run[str(run.path)]
+        is_rung_end = run.path in self.plan.search_run_paths and rounds in self.plan.round_counts_by_run[str(run.path)]
         if self.has_one_job_per_run or not is_rung_end:
             return {}
         return {"merged": str(run.files.get_merged_files(rounds).marker)}
@@ -215,7 +215,7 @@ class Dag:
         segments. The rounds of a draw of `tune` are merged after each rung.
         """
         run, rounds = self.get_run(wildcards), int(wildcards.stop)
-        last = rounds if run.path in self.plan.draw_run_paths else run.rounds
+        last = rounds if run.path in self.plan.search_run_paths else run.rounds
         fewer_rounds = [count for count in self.plan.round_counts_by_run[str(run.path)] if count < rounds]
         earlier = [str(run.files.get_merged_files(max(fewer_rounds)).marker)] if fewer_rounds else []
         if self.participants_per_job:
@@ -247,7 +247,7 @@ class Dag:
             if earlier:
                 self._wait_for_rung(plan, max(earlier), checkpoints)
             resolved = plan.add_search_results(has_draws=True)
-            cells = (cell for cell in resolved.cells if cell.files.path in resolved.draw_run_paths)
+            cells = (cell for cell in resolved.cells if cell.files.path in resolved.search_run_paths)
             merged = (cell.merged_files for cell in cells if cell.rounds == rounds)
             return [
                 *(str(plan.study_files.get_rung_result_path(number)) for number in earlier),

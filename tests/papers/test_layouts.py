@@ -29,7 +29,7 @@ def test_layouts_contain_20_tables_and_45_figures():
 @pytest.mark.parametrize(("paper", "name"), TABLES, ids=[f"{paper.stem}-{name}" for paper, name in TABLES])
 def test_table_layout_has_published_cells(paper, name):
     table = paper.tables[name]
-    layout_ids = list(paper.iter_cell_ids(name))
+    layout_ids = list(paper.iterate_cell_ids(name))
     assert len(set(layout_ids)) == len(layout_ids)
     published_ids = {
         cell_id
@@ -77,7 +77,7 @@ def test_repeated_cells_equal_original_cells(paper, name):
     numbers, table = published.load_published(), paper.tables[name]
     repeated = {
         cell_id: paper.find_original_cell(cell_id)
-        for cell_id in paper.iter_cell_ids(name)
+        for cell_id in paper.iterate_cell_ids(name)
         if paper.find_original_cell(cell_id)
     }
     assert bool(repeated) == bool(table.repeats)
@@ -87,7 +87,10 @@ def test_repeated_cells_equal_original_cells(paper, name):
 
 def test_layouts_contain_51_repeated_cells():
     repeated = [
-        cell_id for paper, name in TABLES for cell_id in paper.iter_cell_ids(name) if paper.find_original_cell(cell_id)
+        cell_id
+        for paper, name in TABLES
+        for cell_id in paper.iterate_cell_ids(name)
+        if paper.find_original_cell(cell_id)
     ]
     assert Counter(cell_id.paper for cell_id in repeated) == {"FedDW": 24, "FedDUAL": 3, "PFPS-LWC": 12, "cwFedAvg": 12}
 

@@ -209,7 +209,7 @@ def test_gain_in_text_is_difference_of_cells(finished_studies: dict[str, NewPlan
 
 
 def test_sweep_figure_has_points_of_study(finished_studies: dict[str, NewPlan]) -> None:
-    drawings = figures.draw_figures(PFPS, make_finder(PFPS))
+    drawings = figures.plot_figures(PFPS, make_finder(PFPS))
     figure = drawings["PFPS-LWC", "Figure 8"]
     assert isinstance(figure, SvgFigure)
     lines = figure.csv.splitlines()
@@ -226,7 +226,7 @@ def test_sweep_figure_has_points_of_study(finished_studies: dict[str, NewPlan]) 
 def test_estimation_error_figure_matches_head_norms(finished_studies: dict[str, NewPlan]) -> None:
     from fedpipe.engine.diagnostics import head_norms
 
-    drawings = figures.draw_figures(CW, make_finder(CW))
+    drawings = figures.plot_figures(CW, make_finder(CW))
     figure = drawings["cwFedAvg", "Figure 5"]
     assert isinstance(figure, SvgFigure)
     rows = [line.split(",") for line in figure.csv.splitlines()]
@@ -253,7 +253,7 @@ def test_contradicting_classes_have_norms_that_grow_with_fraction() -> None:
 
 def test_norms_figure_scales_norms_to_sum_of_one(finished_studies: dict[str, NewPlan]) -> None:
     figure = layouts.Figure(form="shares", statement="norms", study="figure5", panels=("data",))
-    drawing = figures.draw_figures(CW.model_copy(update={"figures": {"Figure 4": figure}}), make_finder(CW))[
+    drawing = figures.plot_figures(CW.model_copy(update={"figures": {"Figure 4": figure}}), make_finder(CW))[
         "cwFedAvg", "Figure 4"
     ]
     assert isinstance(drawing, SvgFigure)
@@ -263,7 +263,7 @@ def test_norms_figure_scales_norms_to_sum_of_one(finished_studies: dict[str, New
 
 
 def test_papers_pages_contain_measured_cells_and_reasons(finished_studies: dict[str, NewPlan]) -> None:
-    compared = make.write_papers("smoke")
+    compared = make.write_paper_pages("smoke")
     folder = make.get_pages_folder("smoke")
     frame = pd.read_csv(folder / "cells.csv")
     assert len(frame) == len(published.load_published())
@@ -276,7 +276,7 @@ def test_papers_pages_contain_measured_cells_and_reasons(finished_studies: dict[
     assert measurements.NO_STUDY in text
     assert not compared.orders, "preset smoke does not compare orders"
     with pytest.raises(SettingsError, match=r"^--preset: 'smok' .* Did you mean 'smoke'"):
-        make.write_papers("smok")
+        make.write_paper_pages("smok")
 
 
 def test_missing_run_changes_only_its_cells(finished_studies: dict[str, NewPlan], tmp_path: Path) -> None:
@@ -330,17 +330,17 @@ def test_hyperparameters_and_server_memory_match_published_numbers(
 
 @pytest.mark.usefixtures("finished_studies")
 def test_papers_pages_reject_edited_study(finished_studies: dict[str, NewPlan]) -> None:
-    make.write_papers("smoke")
+    make.write_paper_pages("smoke")
     page, study = make.get_pages_folder("smoke") / "pfps_lwc.html", finished_studies["pfps_lwc/figure8"].params
     page_bytes, planned = page.read_bytes(), study.read_text()
     edited = yaml.safe_load(planned)
     edited["federation"]["learning_rate"] = 0.123
     study.write_text(yaml.safe_dump(edited, sort_keys=False))
     with pytest.raises(ArtifactError, match=r"figure8.yaml has changed .* `fedpipe plan --params \S+ --preset smoke`"):
-        make.write_papers("smoke")
+        make.write_paper_pages("smoke")
     assert page.read_bytes() == page_bytes
     study.write_text(f"# A comment changes nothing.\n{planned}")
-    make.write_papers("smoke")
+    make.write_paper_pages("smoke")
     assert page.read_bytes() == page_bytes
     study.write_text(planned)
 
@@ -349,7 +349,7 @@ def test_papers_pages_reject_plans_changed_since_fingerprint(finished_studies: d
     fingerprint = contents.compute_plans_fingerprint(
         Plan.read(finished_studies[name].study_files.plan) for name in sorted(finished_studies)
     )
-    make.write_papers("smoke", fingerprint)
+    make.write_paper_pages("smoke", fingerprint)
     study = finished_studies["pfps_lwc/figure8"]
     page, text = make.get_pages_folder("smoke") / "pfps_lwc.html", study.params.read_text()
     page_bytes = page.read_bytes()
@@ -358,7 +358,7 @@ def test_papers_pages_reject_plans_changed_since_fingerprint(finished_studies: d
     study.params.write_text(yaml.safe_dump(edited, sort_keys=False))
     planner.write_plan(planner.make_plan(study.params, "smoke"))
     with pytest.raises(ArtifactError, match=r"plans have changed .*`make papers PRESET=smoke` again"):
-        make.write_papers("smoke", fingerprint)
+        make.write_paper_pages("smoke", fingerprint)
     assert page.read_bytes() == page_bytes
     study.params.write_text(text)
     planner.write_plan(study)
@@ -377,11 +377,11 @@ def imitate_study(cells_: list[types.SimpleNamespace], done: list[types.SimpleNa
     return types.SimpleNamespace(plan=plan, local_cells=done, finished_cells=done, **defaults | answers)
 
 
-def draw_figure(name: str, heading: str, studies_by_name: dict[str, Any]) -> SvgFigure:
+def plot_figure(name: str, heading: str, studies_by_name: dict[str, Any]) -> SvgFigure:
     """Draw one figure of a paper, which must not be missing."""
     paper = layouts.load_papers()[name]
     reduced_paper = paper.model_copy(update={"figures": {heading: paper.figures[heading]}})
-    figure = figures.draw_figures(reduced_paper, studies_by_name.get)[name, heading]
+    figure = figures.plot_figures(reduced_paper, studies_by_name.get)[name, heading]
     assert isinstance(figure, SvgFigure), figure
     return figure
 
@@ -408,7 +408,7 @@ def test_rounds_to_target_use_mean_over_seeds() -> None:
         make_cell("feddual", 1).key: [20, 55, 50],
     }
     study = imitate_study([*cells.values()], [*cells.values()], load_curve=make_curve_loader(accuracy))
-    figure = draw_figure("FedDUAL", "Figure 4", {"table1": study})
+    figure = plot_figure("FedDUAL", "Figure 4", {"table1": study})
     result = pd.read_csv(io.StringIO(figure.csv))
     assert dict(zip(result["line"], result["value"], strict=True)) == {"FedAvg": 3, "FedDUAL": 2}
     assert {*result["panel"]} == {"FMNIST, FedAvg's last: 60.0 %"}
@@ -417,7 +417,7 @@ def test_rounds_to_target_use_mean_over_seeds() -> None:
 def test_figure_shows_missing_cells() -> None:
     cells = [make_cell("fedavg"), make_cell("feddual"), make_cell("feddual", 1), make_cell("moon")]
     study = imitate_study(cells, cells[:1], load_curve=make_curve_loader({cells[0].key: [50.0]}))
-    figure = draw_figure("FedDUAL", "Figure 3", {"table1": study})
+    figure = plot_figure("FedDUAL", "Figure 3", {"table1": study})
     assert figure.missing == "FedDUAL, FMNIST, MOON, FMNIST (failed: boom)"
 
 
@@ -437,7 +437,7 @@ def test_norms_figure_labels_run_without_wdr() -> None:
         ({"figure5": figure5}, {"cwFedAvg, λ = 0, trained models"}),
         ({"figure5": figure5, "table1": table1}, {"cwFedAvg, trained models", "cwFedAvg, λ = 0, trained models"}),
     ):
-        figure = draw_figure("cwFedAvg", "Figure 11", studies_by_name)
+        figure = plot_figure("cwFedAvg", "Figure 11", studies_by_name)
         assert {*pd.read_csv(io.StringIO(figure.csv))["panel"]} == {"training data", *names}
 
 

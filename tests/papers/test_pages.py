@@ -50,10 +50,10 @@ class ParsedPage(html.parser.HTMLParser):
         return [attributes[name] for _, attributes in self.elements if name in attributes]
 
 
-def draw_figure():
+def plot_figure():
     rows = [("a panel", line, x, 10.0 * x, 1.0) for line in ("fedavg", "feddw") for x in (1, 2, 3)]
     frame = pd.DataFrame(rows, columns=["panel", "line", "x", "mean", "std"])
-    return SvgFigure(panels.draw_line_panels(frame, "round", "y"), frame.to_csv(index=False))
+    return SvgFigure(panels.plot_line_panels(frame, "round", "y"), frame.to_csv(index=False))
 
 
 @pytest.fixture(scope="session")
@@ -66,8 +66,8 @@ def folder(measured_table, tmp_path_factory):
         for cell_id, cell in measured_table.items()
     }
     drawings = {
-        ("FedDW", "Figure 6"): draw_figure(),
-        ("FedDW", "Figure 7"): draw_figure(),
+        ("FedDW", "Figure 6"): plot_figure(),
+        ("FedDW", "Figure 7"): plot_figure(),
         ("FedDUAL", "Figure 6"): "VGG16 is not here.",
     }
     pages.write_pages(folder, "full", cells, drawings, ABOUT)
@@ -226,13 +226,13 @@ def test_page_marks_generated_data(measured_table, tmp_path):
 def test_written_pages_have_equal_bytes(folder, measured_table, tmp_path):
     outputs = []
     for name in ("one", "two"):
-        pages.write_pages(tmp_path / name, "full", measured_table, {("FedDW", "Figure 6"): draw_figure()}, ABOUT)
+        pages.write_pages(tmp_path / name, "full", measured_table, {("FedDW", "Figure 6"): plot_figure()}, ABOUT)
         files = sorted(path for path in (tmp_path / name).rglob("*") if path.is_file())
         outputs.append({str(path.relative_to(tmp_path / name)): path.read_bytes() for path in files})
     assert outputs[0] == outputs[1]
     figure = {f"figures/feddw-figure-6.{suffix}" for suffix in ("svg", "csv")}
     assert set(outputs[0]) == {*(f"{name}.html" for name in PAGES), "cells.csv", *figure}
-    assert outputs[0]["figures/feddw-figure-6.csv"].decode() == draw_figure().csv
+    assert outputs[0]["figures/feddw-figure-6.csv"].decode() == plot_figure().csv
     pages.write_pages(tmp_path / "one", "full", measured_table, {("FedDW", "Figure 6"): "Not run."}, ABOUT)
     assert not list((tmp_path / "one/figures").iterdir()), "the files of a removed figure are deleted"
 

@@ -41,21 +41,21 @@ def build_figure(render, *arguments, **options):
 
 
 FORMS = {
-    "lines": lambda: panels.draw_line_panels(make_lines(), HOSTILE, "y"),
-    "bars": lambda: panels.draw_bar_panels(make_frame("category mean", [(HOSTILE, 3.0), ("b", np.nan)]), "x"),
-    "heat maps": lambda: panels.draw_heatmap_panels(
+    "lines": lambda: panels.plot_line_panels(make_lines(), HOSTILE, "y"),
+    "bars": lambda: panels.plot_bar_panels(make_frame("category mean", [(HOSTILE, 3.0), ("b", np.nan)]), "x"),
+    "heat maps": lambda: panels.plot_heatmap_panels(
         make_frame("panel row column value", [(HOSTILE, *position, 1.0) for position in np.ndindex(3, 4)]),
         "x",
         "y",
         "z",
     ),
-    "points": lambda: panels.draw_point_panels(
+    "points": lambda: panels.plot_point_panels(
         make_frame("panel x y contrary", [(HOSTILE, 0, 0.9, False), (HOSTILE, 1, 0.1, True)]), "x", "y"
     ),
-    "embedding": lambda: panels.draw_embedding_panels(
+    "embedding": lambda: panels.plot_embedding_panels(
         make_frame("x y class kind", [(0, 0, HOSTILE, "feature"), (0.1, 0, HOSTILE, "row"), (1, 1, "b", "feature")])
     ),
-    "surface": lambda: panels.draw_surface_panels(
+    "surface": lambda: panels.plot_surface_panels(
         make_frame("panel x y value", [(HOSTILE, x, y, x * x + y) for x, y in GRID]), "z"
     ),
 }
@@ -146,7 +146,7 @@ def test_line_panels_color_at_most_seven_lines():
     """FedDW's Figure 7 has twelve methods."""
     paper = layouts.load_papers()["FedDW"]
     stored = pd.read_csv(FRAMES["FedDW", "Figure 7"])
-    figure = build_figure(panels.draw_line_panels, stored, "round", "y", ("FedAvg", "FedDW"))
+    figure = build_figure(panels.plot_line_panels, stored, "round", "y", ("FedAvg", "FedDW"))
     colors = {line.get_label(): line.get_color() for line in figure.axes[0].get_lines()}
     colored = {name for name, color in colors.items() if color != panels.GRAY}
     assert len(colors) == 12
@@ -159,7 +159,7 @@ def test_line_panels_color_at_most_seven_lines():
 def test_color_of_method_ignores_order_of_methods():
     colors = []
     for names in (("FedPer", "FedAvg", "pFedMe", "FedBN"), ("FedBN", "pFedMe", "FedPer", "FedAvg")):
-        figure = build_figure(panels.draw_line_panels, make_lines(names=names), "round", "y", ("FedAvg",))
+        figure = build_figure(panels.plot_line_panels, make_lines(names=names), "round", "y", ("FedAvg",))
         colors.append({line.get_label(): line.get_color() for line in figure.axes[0].get_lines()})
     assert colors[0] == colors[1]
 
@@ -167,58 +167,58 @@ def test_color_of_method_ignores_order_of_methods():
 def test_only_panels_of_one_dataset_share_vertical_axis():
     names = ("CIFAR-10, P = 0.3", "CIFAR-10, P = 0.7", "CIFAR-100, P = 0.3")
     rows = pd.concat([make_lines((name,)).assign(mean=20.0 * index) for index, name in enumerate(names)])
-    limits = [ax.get_ylim() for ax in build_figure(panels.draw_line_panels, rows, "x", "y").axes]
+    limits = [ax.get_ylim() for ax in build_figure(panels.plot_line_panels, rows, "x", "y").axes]
     assert limits[0] == limits[1] != limits[2]
 
 
 def test_ticks_are_data_values_with_zero_left_of_logarithmic_axis():
     labels = list_texts(
-        panels.draw_line_panels(make_lines(x=(0, 0.01, 1, 100)).assign(mean=55.5), "μ", "y", (), True, True)
+        panels.plot_line_panels(make_lines(x=(0, 0.01, 1, 100)).assign(mean=55.5), "μ", "y", (), True, True)
     )
     assert [text for text in labels if text in {"0", "0.01", "1", "100"}] == ["0", "0.01", "1", "100"]
-    labels = list_texts(panels.draw_line_panels(make_lines(x=(3, 5, 9)).assign(mean=55.5), "epochs", "y", (), True))
+    labels = list_texts(panels.plot_line_panels(make_lines(x=(3, 5, 9)).assign(mean=55.5), "epochs", "y", (), True))
     assert [text for text in labels if text in {"3", "4", "5", "7", "9"}] == ["3", "5", "9"]
-    labels = list_texts(panels.draw_line_panels(make_lines(x=range(1, 26)).assign(mean=55.5), "round", "y"))
+    labels = list_texts(panels.plot_line_panels(make_lines(x=range(1, 26)).assign(mean=55.5), "round", "y"))
     assert [text for text in labels if text.isdigit() and int(text) < 26] == ["5", "10", "15", "20", "25"]
 
 
 @pytest.mark.parametrize("value", [2.3, np.nan, np.inf])
 def test_flat_surface_is_drawn(value):
     flat = make_frame("panel x y value", [("a", x, y, value) for x, y in GRID])
-    assert "loss" in list_texts(panels.draw_surface_panels(flat, "loss"))
+    assert "loss" in list_texts(panels.plot_surface_panels(flat, "loss"))
 
 
 def test_sweep_of_single_value_is_drawn():
-    assert "0" in list_texts(panels.draw_line_panels(make_lines(x=(0,)).assign(mean=55.5), "λ", "y", (), True, True))
+    assert "0" in list_texts(panels.plot_line_panels(make_lines(x=(0,)).assign(mean=55.5), "λ", "y", (), True, True))
 
 
 def test_accuracy_axis_has_minimum_span():
     flat = make_lines().assign(mean=69.16, std=0.01)
     for rows, span in ((flat, 2.0), (pd.concat([flat, make_lines(panels=("two",)).assign(mean=75.0)]), 5.0)):
-        for ax in build_figure(panels.draw_line_panels, rows, "μ", "accuracy (%)").axes:
+        for ax in build_figure(panels.plot_line_panels, rows, "μ", "accuracy (%)").axes:
             low, high = ax.get_ylim()
             assert high - low >= span
             assert low < rows["mean"].min() <= rows["mean"].max() < high
-    low, high = build_figure(panels.draw_line_panels, flat, "μ", "R").axes[0].get_ylim()
+    low, high = build_figure(panels.plot_line_panels, flat, "μ", "R").axes[0].get_ylim()
     assert high - low < 0.1
 
 
 def test_measures_have_their_own_axes_and_scales():
     both = pd.concat([make_lines().assign(measure="accuracy (%)"), make_lines().assign(measure="R")])
-    assert {"accuracy (%)", "R"} <= set(list_texts(panels.draw_line_panels(both, "λ", "")))
+    assert {"accuracy (%)", "R"} <= set(list_texts(panels.plot_line_panels(both, "λ", "")))
     cells = make_frame("panel row column value measure", [("a", 0, 0, 900.0, "samples"), ("b", 0, 0, 0.5, "norm")])
-    assert {"samples", "norm"} <= set(list_texts(panels.draw_heatmap_panels(cells, "", "", "")))
+    assert {"samples", "norm"} <= set(list_texts(panels.plot_heatmap_panels(cells, "", "", "")))
 
 
 def test_figure_shows_which_lines_have_equal_values():
-    labels = list_texts(panels.draw_line_panels(make_lines(names=("FedAvg", "FedBN")), "round", "y"))
+    labels = list_texts(panels.plot_line_panels(make_lines(names=("FedAvg", "FedBN")), "round", "y"))
     assert "All lines have equal values." in labels
     other = make_lines(names=("FedDW",)).assign(mean=1.0)
     labels = list_texts(
-        panels.draw_line_panels(pd.concat([make_lines(names=("FedAvg", "FedProx", "FedBN")), other]), "round", "y")
+        panels.plot_line_panels(pd.concat([make_lines(names=("FedAvg", "FedProx", "FedBN")), other]), "round", "y")
     )
     assert "FedAvg, FedProx and FedBN have equal values." in labels
-    labels = list_texts(panels.draw_line_panels(pd.concat([make_lines(names=("FedAvg",)), other]), "round", "y"))
+    labels = list_texts(panels.plot_line_panels(pd.concat([make_lines(names=("FedAvg",)), other]), "round", "y"))
     assert not [text for text in labels if "equal" in text]
 
 

@@ -300,7 +300,7 @@ def test_cell_without_local_runs_uses_stored_runs(source: Path, clone: Path) -> 
 
 
 def test_pages_mark_stored_cells_and_draw_curves(clone: Path) -> None:
-    make.write_papers("full")
+    make.write_paper_pages("full")
     folder = make.get_pages_folder("full")
     cells = pd.read_csv(folder / "cells.csv").query("table == 'Table 2' and paper == 'PFPS-LWC'")
     cells = cells[cells["measured_mean"].notna()]
@@ -321,7 +321,7 @@ def test_figure_that_needs_run_files_is_not_drawn(clone: Path) -> None:
     study = PaperStudy.find_planned_study(PFPS.stem, "table2", "full")
     assert study
     figure = layouts.Figure(study="table2", form="counts", statement="Samples by client and class.")
-    drawing = figures.draw_figures(PFPS.model_copy(update={"figures": {"F": figure}}), {"table2": study}.get)
+    drawing = figures.plot_figures(PFPS.model_copy(update={"figures": {"F": figure}}), {"table2": study}.get)
     assert drawing == {("PFPS-LWC", "F"): "Not drawn: only its accuracies are stored."}
 
 
@@ -389,7 +389,7 @@ def test_papers_pages_reject_damaged_store(clone: Path) -> None:
     path = stored_runs.get_accuracies_path(STUDY)
     path.write_text(path.read_text().replace(" 0.", " 0.0", 1))
     with pytest.raises(ArtifactError, match=r"runs\.csv, line \d: .*was edited"):
-        make.write_papers("full")
+        make.write_paper_pages("full")
 
 
 def run_verify(*words: str) -> tuple[int, str]:

@@ -108,10 +108,10 @@ def test_search_has_same_number_of_draws_for_each_method() -> None:
     fedavg, fedprox = plan.tuning.searches
     assert {key for one in fedavg.candidates for key in one.values} == {"federation.learning_rate"}
     assert {key for one in fedprox.candidates for key in one.values} == {*OVER}
-    assert len(plan.draw_run_paths) == 2 * 4 * 2
+    assert len(plan.search_run_paths) == 2 * 4 * 2
     assert [cell.grid for cell in plan.cells] == [{"tuning": "default"}] * 4
     assert plan.grid == {"tuning": ["tuned", "default"]}
-    for path in plan.draw_run_paths:
+    for path in plan.search_run_paths:
         settings = RunSettings.read(path / "run.yaml")
         assert settings.evaluation["protocols"] == ["personal-on-validation"], "no draw is tested on test samples"
         assert settings.seed in (100, 101)
@@ -131,7 +131,7 @@ def test_search_ranks_method_by_its_own_protocol() -> None:
         "finetuned-on-validation",
         "personal-on-validation",
     ]
-    settings = RunSettings.read(next(path for path in plan.draw_run_paths if "fedavg" in str(path)) / "run.yaml")
+    settings = RunSettings.read(next(path for path in plan.search_run_paths if "fedavg" in str(path)) / "run.yaml")
     assert settings.evaluation["finetune_epochs"] == 1
 
 
@@ -145,12 +145,12 @@ def test_each_grid_point_has_its_own_search() -> None:
 
 
 def test_more_draws_rungs_or_study_seeds_keep_run_keys_of_draws() -> None:
-    paths = plan_study().draw_run_paths
-    assert plan_study({"rungs": [3, 4]}).draw_run_paths == paths
-    assert plan_study(study={"seeds": [5]}).draw_run_paths == paths
-    assert plan_study(evaluation={"protocols": ["global-on-global"]}).draw_run_paths == paths
-    assert plan_study({"draws": 7}).draw_run_paths > paths
-    assert plan_study({"seeds": [101]}).draw_run_paths.isdisjoint(paths), "the first seed also seeds the draws"
+    paths = plan_study().search_run_paths
+    assert plan_study({"rungs": [3, 4]}).search_run_paths == paths
+    assert plan_study(study={"seeds": [5]}).search_run_paths == paths
+    assert plan_study(evaluation={"protocols": ["global-on-global"]}).search_run_paths == paths
+    assert plan_study({"draws": 7}).search_run_paths > paths
+    assert plan_study({"seeds": [101]}).search_run_paths.isdisjoint(paths), "the first seed also seeds the draws"
 
 
 def test_plan_without_tune_section_contains_no_tuning() -> None:

@@ -126,9 +126,9 @@ def test_tpe_plan_has_first_batch_and_upper_bound_of_runs() -> None:
     assert plan.tuning.batch_sizes == (8, 4, 2)
     assert plan.tuning.searches == sobol.tuning.searches, "all methods share the values of the first batch"
     assert plan.search_digest != sobol.search_digest
-    draws = [run for run in plan.add_search_results(has_draws=True).runs if run.path in plan.draw_run_paths]
+    draws = [run for run in plan.add_search_results(has_draws=True).runs if run.path in plan.search_run_paths]
     assert len(draws) == 2 * 8 * 2
-    assert sum(str(path / "run.yaml") in plan.file_texts for path in plan.draw_run_paths) == len(draws)
+    assert sum(str(path / "run.yaml") in plan.file_texts for path in plan.search_run_paths) == len(draws)
     # 8 draws of each method until round 1, then 3 of them and 4 new ones, and then 3 of these and 2 new ones.
     rounds = 8 + 3 + 4 * 2 + 3 * 2 + 2 * 4
     assert f"at most 56 runs with {4 * rounds} rounds for the draws" in search.describe_largest_search_size(plan)

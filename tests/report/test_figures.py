@@ -29,7 +29,7 @@ NEURIPS = style.PAGES["neurips"]
 SETTINGS = {"dataset": {"name": "digits"}, "partition": {"scheme": "dirichlet", "alpha": 0.3}, "seed": 4}
 
 
-def draw_twice(write, stem):
+def plot_twice(write, stem):
     """Draw a figure two times. Return the bytes of its files each time."""
     result = []
     for _ in range(2):
@@ -45,7 +45,7 @@ def test_line_styles_of_many_algorithms_differ():
 
 
 def test_curves_figure_has_equal_bytes_each_time_without_date(two):
-    first, second = draw_twice(lambda: curves_figure.write_curves_figure(StudyData(two.plan)), "curves")
+    first, second = plot_twice(lambda: curves_figure.write_curves_figure(StudyData(two.plan)), "curves")
     assert first == second
     assert b"<dc:date>" not in first[0]
     assert b"CreationDate" not in first[1]
@@ -413,20 +413,20 @@ FASHION = ["T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shi
 
 
 def test_partition_figure_shows_class_names_of_published_data_sets():
-    def draw_class_axis(name, classes):
+    def plot_class_axis(name, classes):
         names = select_class_names(name, classes)
         counts = np.ones((3, classes), dtype=np.int64)
         figure = partition.build_partition_figure(counts, SETTINGS, NEURIPS, class_names=names)
         figure.draw_without_rendering()
         return figure.axes[0].xaxis
 
-    assert read_tick_labels(draw_class_axis("fashion_mnist", 10)) == FASHION
-    assert {label.get_rotation() for label in draw_class_axis("fashion_mnist", 10).get_ticklabels()} == {90}
-    assert read_tick_labels(draw_class_axis("ag_news", 4)) == ["World", "Sports", "Business", "Sci/Tech"]
-    assert {label.get_rotation() for label in draw_class_axis("ag_news", 4).get_ticklabels()} == {0}
+    assert read_tick_labels(plot_class_axis("fashion_mnist", 10)) == FASHION
+    assert {label.get_rotation() for label in plot_class_axis("fashion_mnist", 10).get_ticklabels()} == {90}
+    assert read_tick_labels(plot_class_axis("ag_news", 4)) == ["World", "Sports", "Business", "Sci/Tech"]
+    assert {label.get_rotation() for label in plot_class_axis("ag_news", 4).get_ticklabels()} == {0}
     for name, classes in (("cifar100", 100), ("npz", 3), ("generated", 10)):
         assert all(
-            text.isdecimal() for text in read_tick_labels(draw_class_axis(name, classes)) if not text.startswith("−")
+            text.isdecimal() for text in read_tick_labels(plot_class_axis(name, classes)) if not text.startswith("−")
         ), name
 
 
@@ -465,7 +465,7 @@ def test_partition_figure_has_equal_bytes_each_time(make):
     tree.write_table(path, pa.table(table), "assignment.json")
     files.write_json(path.with_name("partition.yaml"), SETTINGS)  # JSON is YAML
     stem = "partition-dirichlet-0.3-seed0"
-    first, second = draw_twice(lambda: partition.write_partition_figure(tree.plan, PARTITION), stem)
+    first, second = plot_twice(lambda: partition.write_partition_figure(tree.plan, PARTITION), stem)
     assert first == second
 
 
@@ -484,7 +484,7 @@ def test_matrices_figure_shows_last_round_of_first_seed(four):
     assert list(result) == ["fedavg", "feddw"]
     assert result["fedavg"].matrices["SL"] == pytest.approx(np.full((2, 2), 0.09))
     assert result["feddw"].matrices["CR"] == pytest.approx(np.full((2, 2), 0.03))
-    first, second = draw_twice(lambda: matrices.write_matrices_figure(StudyData(four.plan)), "matrices")
+    first, second = plot_twice(lambda: matrices.write_matrices_figure(StudyData(four.plan)), "matrices")
     assert first == second
 
 

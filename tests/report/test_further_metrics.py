@@ -211,7 +211,7 @@ def test_differences_use_first_metric(two_methods):
 
 
 def test_each_metric_has_curves_figure(single):
-    assert single.plan.metrics_by_curves_figure == {
+    assert single.plan.metrics_by_figure == {
         "curves": "accuracy",
         "curves_auc": "auc",
         "curves_ece": "ece",

@@ -270,7 +270,7 @@ def compute_rounds(plan: Plan, rounds: int, is_reversed: bool = False) -> None:
     for planned in runs[::-1] if is_reversed else runs:
         if not Path(f"results/partitions/{planned.partition}/assignment.parquet").exists():
             partition.partition_dataset(planned.partition)
-        if planned.rounds >= rounds or planned.path not in plan.draw_run_paths:
+        if planned.rounds >= rounds or planned.path not in plan.search_run_paths:
             run = Run(planned.files, Execution(), 1, "all")
             for _ in run.run_segment(rounds):
                 pass

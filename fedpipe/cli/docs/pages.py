@@ -235,10 +235,10 @@ def _render_table(head: str, rows: Iterable[Sequence[str]]) -> str:
 
 def _render_keys_table(entries: dict[str, Any], schema: dict[str, Any]) -> str:
     """Render a table of keys with their defaults. Keys of a nested mapping follow it."""
-    return _render_table("| key | default | |", _iter_key_rows(entries, schema, ""))
+    return _render_table("| key | default | |", _iterate_key_rows(entries, schema, ""))
 
 
-def _iter_key_rows(entries: dict[str, Any], schema: dict[str, Any], prefix: str) -> Iterator[tuple[str, str, str]]:
+def _iterate_key_rows(entries: dict[str, Any], schema: dict[str, Any], prefix: str) -> Iterator[tuple[str, str, str]]:
     for name, entry in entries.items():
         if "const" in entry:  # key with a component's name
             continue
@@ -247,7 +247,7 @@ def _iter_key_rows(entries: dict[str, Any], schema: dict[str, Any], prefix: str)
         default = f"`{json.dumps(entry['default'])}`" if "default" in entry and not nested_entries else ""
         description = convert_inline_markup_to_markdown(resolved_entry.get("description", ""))
         yield f"`{prefix}{name}`", default, f"{description} {_describe_allowed_values(resolved_entry)}".strip()
-        yield from _iter_key_rows(nested_entries, schema, f"{prefix}{name}.")
+        yield from _iterate_key_rows(nested_entries, schema, f"{prefix}{name}.")
 
 
 def _describe_allowed_values(entry: dict[str, Any]) -> str:

@@ -228,12 +228,12 @@ def get_epochs_and_steps(algorithm: Algorithm, training: Train, local_steps: int
     """
     federation = algorithm.federation
     if training.epochs is None and local_steps is not None:
-        return local_steps, local_steps  # an epoch has at least one step
+        return local_steps, local_steps  # an epoch has at least one step, so these epochs are always enough
     epochs = federation.local_epochs if training.epochs is None else training.epochs
     if epochs is not None:
         return epochs, None
     steps = cast(int, federation.local_steps)
-    return steps, steps  # an epoch has at least one step
+    return steps, steps
 
 
 def take_next_epochs(
@@ -342,7 +342,10 @@ class ClientPass:
         return self._training.replace_trained_tensors(client, parameters) | {part: slots}
 
     def has_same_buffers(self, client: State, other: State) -> bool:
-        """Whether the trained parts of two states have the same running statistics, as before and after a step."""
+        """Whether the trained parts of two states have the same objects as running statistics.
+
+        If a step updates statistics, its result has new objects.
+        """
         names, parts = self._algorithm.net.buffer_names, self._training.trained_parts
         return all(client[part].get(name) is other[part].get(name) for part in parts for name in names)
 
@@ -356,7 +359,10 @@ class ClientPass:
         }
 
     def _assign_statistics(self, client: State, records: Sequence[BufferRecord]) -> Statistics:
-        """Assign running statistics to the part whose model was called, or else, for a mixture, to the first part."""
+        """Assign running statistics to the part whose model was called.
+
+        Statistics that belong to no part, such as those of a mixture of models, go to the first part.
+        """
         parts = (BUFFERS,) if BUFFERS in client else self._training.trained_parts
         owners = {id(value): part for part in parts for value in client[part].values()}
         statistics: Statistics = {part: {} for part in parts}

@@ -32,7 +32,7 @@ REFERENCE_STYLE = {"color": "#A8A8A8", "zorder": 1.5}
 
 def write_curves_figure(data: StudyData, name: str = "curves") -> None:
     """Draw a metric against round: the first of the study, or the one of the figure's name."""
-    plan, metric = data.plan, data.plan.metrics_by_curves_figure[name]
+    plan, metric = data.plan, data.plan.metrics_by_figure[name]
     figure = build_curves_figure(plan, build_figure_curves(data, metric), metric)
     style.save_figure(figure, plan.study_files.figures_folder / name, style.PAGES[plan.report.figure_width])
 
@@ -87,10 +87,10 @@ def _build_curve_panels(
             line_rows = panel[panel["line"] == name]
             marker_gap = max(1, len(line_rows) // 6)
             line_style = style.get_line_style(index) | {"markevery": (index % marker_gap, marker_gap)}
-            _draw_curve(ax, line_rows, name, metric, **line_style)
+            _plot_curve(ax, line_rows, name, metric, **line_style)
         title = format_metric_label(protocol, metric).replace(" (", "\n(")
         ax.set_title(_wrap_title(title, point, page.characters_per_line // columns - 4))
-        for group_index, group in enumerate(_find_coinciding_lines(panel)):
+        for group_index, group in enumerate(_find_equal_lines(panel)):
             text = textwrap.fill(" = ".join(lines[name] for name in group), 34)
             y = 0.02 + 0.09 * group_index
             ax.text(0.99, y, text, transform=ax.transAxes, ha="right", va="bottom", fontsize="small")
@@ -123,13 +123,13 @@ def _build_small_multiples(
             if name != reference and len(protocol_rows):
                 gray_style = line_style | REFERENCE_STYLE | {"label": reference_label}
                 ax.plot(reference_curve["round"], reference_curve["mean"], **gray_style)
-            _draw_curve(ax, protocol_rows, format_metric_label(protocol, metric), metric, **line_style)
+            _plot_curve(ax, protocol_rows, format_metric_label(protocol, metric), metric, **line_style)
         values, reference_values = (
             [rounded_values.get((point, line, protocol)) for protocol in protocols] for line in (name, reference)
         )
         is_same_as_reference = name != reference and any(values) and values == reference_values
         title = f"{lines[name]} = {lines[reference]}" if is_same_as_reference else lines[name]
-        size = style.get_small_font_size() * min(1, page.get_panel_width(columns) / MIN_TITLE_WIDTH)
+        size = style.get_small_font_size() * min(1, page.get_panel_width_in_em(columns) / MIN_TITLE_WIDTH)
         size = max(size, style.MIN_FONT_SIZE)
         ax.set_title(_wrap_title(title, point, page.characters_per_line // columns - 1), pad=3, fontsize=size)
     _label_axes(page, figure, axes, len(panels), protocols, frame["round"], metric)
@@ -145,7 +145,7 @@ def _wrap_title(name: str, point: str, width: int) -> str:
     return "\n".join([*lines, *textwrap.wrap(point, width)])
 
 
-def _find_coinciding_lines(panel: pd.DataFrame) -> list[list[str]]:
+def _find_equal_lines(panel: pd.DataFrame) -> list[list[str]]:
     """Find lines of a panel that are equal in every round, so that only the last is visible."""
     groups: dict[tuple[float, ...], list[str]] = {}
     for name, line_rows in panel.groupby("line", sort=False):
@@ -170,7 +170,7 @@ def _label_axes(
     """Label the outer axes, with enough room for rounds of four digits, and hide unused axes."""
     is_test = all(name.endswith(("-on-global", "-on-local")) for name in protocols)
     columns = axes.shape[1]
-    max_ticks = 5 if columns <= 3 else 3 if page.get_panel_width(columns) >= MIN_TITLE_WIDTH else 2
+    max_ticks = 5 if columns <= 3 else 3 if page.get_panel_width_in_em(columns) >= MIN_TITLE_WIDTH else 2
     ticks = style.choose_round_ticks(rounds, max_ticks)
     if panels:
         _set_equal_axis_limits(axes.flat[:panels])
@@ -196,7 +196,7 @@ def _set_equal_axis_limits(axes: npt.NDArray[Any]) -> None:
         ax.set(xlim=first.get_xlim(), ylim=first.get_ylim())
 
 
-def _draw_curve(ax: Axes, line_rows: pd.DataFrame, name: str, metric: Metric, **line_style: Any) -> None:
+def _plot_curve(ax: Axes, line_rows: pd.DataFrame, name: str, metric: Metric, **line_style: Any) -> None:
     if line_rows.empty:
         return
     rounds, mean, std = (line_rows[column].to_numpy() for column in ("round", "mean", "std"))

@@ -64,7 +64,7 @@ def build_matrices_figure(
         axes = figure.subplots(rows, columns, squeeze=False).reshape(2, count)
         for matrix_axes, name in zip(axes, MATRIX_LABELS, strict=True):
             matrices = {algorithm: each.matrices[name] for algorithm, each in selected_matrices.items()}
-            image = _draw_matrices(list(matrix_axes), name, matrices, int(1.7 * size))
+            image = _plot_matrices(list(matrix_axes), name, matrices, int(1.7 * size))
             color_bar = figure.colorbar(image, ax=list(matrix_axes), aspect=30, pad=0.02)
             color_bar.set_label(MATRIX_LABELS[name][0])
             color_bar.outline.set_visible(False)
@@ -78,7 +78,7 @@ def build_matrices_figure(
         return style.add_notes(figure, sentences)
 
 
-def _draw_matrices(axes: Sequence[Axes], name: str, matrices: dict[str, Floats], title_width: int) -> AxesImage:
+def _plot_matrices(axes: Sequence[Axes], name: str, matrices: dict[str, Floats], title_width: int) -> AxesImage:
     """Draw a matrix of each algorithm with one scale, and return the last image."""
     _, rows, columns = MATRIX_LABELS[name]
     max_value = max(matrix.max() for matrix in matrices.values())

@@ -91,7 +91,7 @@ def make_panel_figure(count: int, height: float, columns: int = 0) -> tuple[Figu
 
 
 @make_svg_renderer
-def draw_line_panels(
+def plot_line_panels(
     frame: pd.DataFrame,
     x_label: str,
     y_label: str,
@@ -158,7 +158,7 @@ def draw_line_panels(
 
 
 @make_svg_renderer
-def draw_bar_panels(frame: pd.DataFrame, x_label: str, note: str = "") -> Figure:
+def plot_bar_panels(frame: pd.DataFrame, x_label: str, note: str = "") -> Figure:
     """Horizontal bars by ``category``, ``panel`` and, in several colors, ``line``, with ``mean`` and ``std``.
 
     Without a mean, a text replaces the bar.
@@ -189,7 +189,7 @@ def draw_bar_panels(frame: pd.DataFrame, x_label: str, note: str = "") -> Figure
 
 
 @make_svg_renderer
-def draw_heatmap_panels(
+def plot_heatmap_panels(
     frame: pd.DataFrame, x_label: str, y_label: str, z_label: str, gamma: float = 1.0, note: str = ""
 ) -> Figure:
     """Heat maps with one color scale. Zero is white.
@@ -227,7 +227,7 @@ def draw_heatmap_panels(
 
 
 @make_svg_renderer
-def draw_point_panels(frame: pd.DataFrame, x_label: str, y_label: str, note: str = "") -> Figure:
+def plot_point_panels(frame: pd.DataFrame, x_label: str, y_label: str, note: str = "") -> Figure:
     """Points at ``x`` and ``y`` in panels. Those that are ``contrary`` are red."""
     panels = list(frame["panel"].unique())
     figure, axes = make_panel_figure(len(panels), 2.0)
@@ -244,7 +244,7 @@ def draw_point_panels(frame: pd.DataFrame, x_label: str, y_label: str, note: str
 
 
 @make_svg_renderer
-def draw_embedding_panels(frame: pd.DataFrame, note: str = "") -> Figure:
+def plot_embedding_panels(frame: pd.DataFrame, note: str = "") -> Figure:
     """Features of samples as dots, and rows of the head as crosses, by class: ``x``, ``y``, ``class`` and ``kind``."""
     figure, (ax,) = make_panel_figure(1, 3.0)
     for index, (label, rows) in enumerate(frame.groupby("class")):
@@ -264,7 +264,7 @@ def draw_embedding_panels(frame: pd.DataFrame, note: str = "") -> Figure:
 
 
 @make_svg_renderer
-def draw_surface_panels(frame: pd.DataFrame, z_label: str, note: str = "") -> Figure:
+def plot_surface_panels(frame: pd.DataFrame, z_label: str, note: str = "") -> Figure:
     """Contours of ``value`` over ``x`` and ``y``, which are 0 at the model. Panels share their levels."""
     frame = _fill_missing_columns(frame, panel="")
     panels = list(frame["panel"].unique())

@@ -73,7 +73,7 @@ def build_partition_figure(
     with style.use_matplotlib_style(page):
         figure = Figure(figsize=(page.width, height * page.em_in_inches))
         cells, bars = figure.subplots(1, 2, sharey=True, width_ratios=[3.2, 1])
-        image = draw_count_heatmap(cells, counts, max_ticks, has_numbers)
+        image = plot_count_heatmap(cells, counts, max_ticks, has_numbers)
         style.label_axis_with_names(cells.xaxis, class_names, int(cells_width))
         style.label_axis_with_names(cells.yaxis, client_names, page.characters_per_line, max_names=max_ticks[1])
         colors = [HELD_OUT_COLOR if client in held_out else style.COLORS[0] for client in range(clients)]
@@ -90,7 +90,7 @@ def build_partition_figure(
         return style.add_notes(figure, [f"Training samples of each client. {note}".rstrip(), *notes, summary])
 
 
-def draw_count_heatmap(ax: Axes, counts: Integers, max_ticks: tuple[int, int], has_numbers: bool = False) -> AxesImage:
+def plot_count_heatmap(ax: Axes, counts: Integers, max_ticks: tuple[int, int], has_numbers: bool = False) -> AxesImage:
     """Draw counts (N, C) as a heat map with at most so many ticks at the horizontal and vertical axis."""
     shade = PowerNorm(0.5, vmin=0, vmax=counts.max())  # few samples are visible next to many, and zero is white
     image = ax.imshow(

@@ -70,7 +70,7 @@ class Page(NamedTuple):
             "ytick.labelsize": small,
         }
 
-    def get_panel_width(self, columns: int) -> float:
+    def get_panel_width_in_em(self, columns: int) -> float:
         """Get the width of a panel in em if there are this many columns."""
         return self.width / self.em_in_inches / columns
 
