@@ -42,7 +42,7 @@ def draw_partitions() -> str:
     frame = count_samples()
     note = f"Digits: {len(load_digits().target):,} samples, {CLIENTS} clients, seed {SEED}. All dirichlet schemes and "
     note += f"quantity have alpha = {ALPHA}. The other schemes have their default parameters."
-    return panels.draw_heatmap_panels(frame, "class", "client", "training samples", 0.5, note)
+    return panels.plot_heatmap_panels(frame, "class", "client", "training samples", 0.5, note)
 
 
 if __name__ == "__main__":
