@@ -23,6 +23,7 @@ UNMEASURED = "not measured"
 ON_GENERATED_DATA = "not judged (generated data)"
 UNPUBLISHED = "not published"
 NOT_RUN = "not run"  #: default reason
+PARTITION_STD_DF = 4  #: degrees of freedom of `layouts.Table.partition_std`: two schemes with three draws each
 CSV_COLUMNS = (  #: columns of cells.csv
     *CellId._fields,
     *("published_mean", "published_std", "published_runs", "status"),
@@ -56,10 +57,10 @@ class MeasuredCell:
         """The number with the sampling error of its test set. None on generated data."""
         return None if self.number is None or self.is_generated else self.add_sampling_error(self.number)
 
-    def add_sampling_error(self, number: RunMean, partition_std: float = 0.0) -> RunMean:
-        """The number of runs on this cell's test set, or on other partitions, which vary by ``partition_std``."""
+    def add_sampling_error(self, number: RunMean) -> RunMean:
+        """The number with the sampling error of this cell's test set."""
         error = contrasts.compute_sampling_error(number.mean, self.test_samples) if self.test_samples else 0.0
-        return replace(number, min_std=math.hypot(error, partition_std))
+        return replace(number, min_std=error)
 
     def compute_scaled_difference(self, other: MeasuredCell, factor: float = 1.0) -> MeasuredCell:
         """The difference, times a factor. If one of both has no number, its reason."""
@@ -228,9 +229,10 @@ def _compute_cell_verdict(
         return None
     if number.status == "target":
         table = layouts.load_papers()[number.cell_id.paper].tables.get(number.cell_id.table)
-        partition_std = table.partition_std.get(number.cell_id.column, 0.0) if table else 0.0
-        target = cell.add_sampling_error(_get_published_number(number), partition_std)
-        contrast = contrasts.compute_contrast(cell.add_sampling_error(cell.number, partition_std), target, spread)
+        partition_std = table.partition_std.get(number.cell_id.column) if table else None
+        partition_spread = Spread(partition_std, PARTITION_STD_DF) if partition_std else None
+        target = cell.add_sampling_error(_get_published_number(number))
+        contrast = contrasts.compute_contrast(cell.add_sampling_error(cell.number), target, spread, partition_spread)
         return None if contrast.low is None else Verdict(contrast.sign == "?", contrast)
     if number.status == "failed":
         return Verdict(bool(cell.diverged_runs) or cell.number.mean <= 200 / (cell.classes or 1))

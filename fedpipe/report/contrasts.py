@@ -101,11 +101,22 @@ def pool_standard_deviations(numbers: Iterable[RunMean]) -> Spread | None:
     return Spread(math.sqrt(sum(run_df * std**2 for std, run_df in known_stds) / df), df) if df else None
 
 
-def compute_contrast(first: RunMean, second: RunMean, spread: Spread | None) -> Contrast:
-    """How much higher one mean is than another. ``spread`` replaces a missing standard deviation."""
+def compute_contrast(
+    first: RunMean, second: RunMean, spread: Spread | None, partition_spread: Spread | None = None
+) -> Contrast:
+    """How much higher one mean is than another.
+
+    ``spread`` replaces a missing standard deviation. ``partition_spread`` is the one between draws of the partition. It
+    adds to the error of means without a standard deviation between seeds.
+    """
     difference, error, df, is_paired = _compute_difference_with_error(first, second, spread)
     if df is None:
         return Contrast(difference, is_paired=is_paired)
+    draws = [number.runs or 1 for number in (first, second) if number.std is None or (number.runs or 1) == 1]
+    if partition_spread and draws:
+        variance, partition_variance = error**2, partition_spread.std**2 * sum(1 / count for count in draws)
+        error = math.sqrt(variance + partition_variance)
+        df = error**4 / (variance**2 / df + partition_variance**2 / partition_spread.df)
     half_width = float(stdtrit(df, 0.975)) * error
     return Contrast(difference, difference - half_width, difference + half_width, is_paired)
 

@@ -146,9 +146,10 @@ def test_interval_includes_variation_between_partitions(find_cell):
     cell_id = ("PFPS-LWC", "Table 2", "FedPer", "0.3/0.3")
     target = published.load_published()[find_cell(*cell_id)].mean
     cell = compare(make_measured_cell(find_cell, *cell_id, values={0: target - 5})).cells[find_cell(*cell_id)]
-    std = math.hypot(contrasts.compute_sampling_error(target - 5, 10_000), 2.84)
-    published_std = math.hypot(contrasts.compute_sampling_error(target, 10_000), 2.84)
-    half_width = stats.norm.ppf(0.975) * math.hypot(std, published_std)
+    sampling_variance = sum(contrasts.compute_sampling_error(mean, 10_000) ** 2 for mean in (target - 5, target))
+    partition_variance = 2 * 2.84**2  # of the measured and the published run, with one estimate from 3 + 3 runs
+    variance = sampling_variance + partition_variance
+    half_width = stats.t.ppf(0.975, variance**2 / (partition_variance**2 / 4)) * math.sqrt(variance)
     assert cell.verdict_text == "agrees"
     assert cell.verdict.contrast[:3] == pytest.approx((-5, -5 - half_width, -5 + half_width))
 
@@ -162,6 +163,8 @@ def test_variation_between_partitions_matches_stored_runs():
     table["accuracy"] = table["accuracies"].str.split().str[-1].astype(float)
     assert len(table) == 18
     variances = table.groupby("point")["accuracy"].var()
+    assert set(table.groupby("point").size()) == {3}
+    assert comparison.PARTITION_STD_DF == 2 * (3 - 1)
     for column, std in layouts.load_papers()["PFPS-LWC"].tables["Table 2"].partition_std.items():
         alpha = column.partition("/")[0]
         points = [f"alpha={alpha}, scheme={scheme}" for scheme in ("dirichlet", "dirichlet-balanced")]
