@@ -27,6 +27,8 @@ from fedpipe.core.components import code_digest, component, registry
 from tests import small_studies as studies
 from tests.small_studies import AS_USER, RunFedpipe
 
+pytestmark = pytest.mark.usefixtures("in_empty_folder")
+
 KINDS = {
     "algorithms": component.ALGORITHM,
     "datasets": component.DATASET,
@@ -39,13 +41,6 @@ COMMANDS = sorted(
 )
 GROUP: Any = get_command(app.app)
 ALL_COMPONENTS = [(kind, name) for kind in KINDS.values() for name in registry.list_components(kind)]
-
-
-@pytest.fixture(autouse=True)
-def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    return tmp_path
 
 
 def run_command(*arguments: str) -> str:
