@@ -82,7 +82,7 @@ def finish_run(run: Run, rounds: int, keep_models: str | int = "all") -> None:
 
 
 def run_single_rounds(plan: NewPlan, rounds: int, size: int, **execution: Any) -> None:
-    """Run the rounds of the first run as the DAG does: a new Run for each job, and blocks of clients in files."""
+    """Run the first run as the DAG does: a new Run for each job, and blocks of ``size`` clients in files."""
 
     def open_run() -> Run:
         return open_runs(plan, **execution)[0]
