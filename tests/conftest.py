@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -42,6 +43,14 @@ def _no_proxy() -> Iterator[None]:
         for name in ("no_proxy", "NO_PROXY"):
             patch.setenv(name, "127.0.0.1,localhost")
         yield
+
+
+@pytest.fixture
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in an empty folder, with a copy of ``sys.path``."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return tmp_path
 
 
 @pytest.fixture

@@ -14,8 +14,10 @@ import pytest
 import yaml
 
 from fedpipe.core.storage import archive, layout
-from fedpipe.core.storage.files import read_json
+from fedpipe.core.storage.files import read_json, write_pt
 from fedpipe.core.storage.layout import RunFiles
+from fedpipe.engine import collect
+from fedpipe.engine.blocks import Block
 from fedpipe.engine.run import Run
 from fedpipe.planning import download, partition, planner
 from fedpipe.planning.planner import NewPlan
@@ -71,6 +73,37 @@ def prepare(params: dict[str, Any]) -> NewPlan:
 
 def open_runs(plan: NewPlan, threads: int = 1, **execution: Any) -> list[Run]:
     return [Run(run.files, Execution(**execution), threads, plan.keep_models) for run in plan.runs]
+
+
+def finish_run(run: Run, rounds: int, keep_models: str | int = "all") -> None:
+    """Run all rounds, and merge their files."""
+    list(run.run_segment(rounds))
+    collect.collect_rounds(run.files, rounds, keep_models)
+
+
+def run_single_rounds(plan: NewPlan, rounds: int, size: int, **execution: Any) -> None:
+    """Run the first run as the DAG does: a new Run for each job, and blocks of ``size`` clients in files."""
+
+    def open_run() -> Run:
+        return open_runs(plan, **execution)[0]
+
+    open_run().write_initial_round()
+    for number in range(1, rounds + 1):
+        ids, files = open_run().participants(number), open_run().files.get_round_files(number)
+        paths = []
+        for first in range(0, len(ids), size):
+            paths.append(files.get_block_uploads_path(len(paths)))
+            write_pt(paths[-1], open_run().train(number, ids[first : first + size]).to_tensors())
+        open_run().aggregate(number, [Block.read(path) for path in paths])
+        open_run().evaluate(number)
+
+
+def train_scaffold(rounds: int) -> tuple[NewPlan, Run]:
+    """Run SCAFFOLD, whose clients have states. Return its plan and its run."""
+    plan = prepare(settings(("scaffold",), rounds))
+    (run,) = open_runs(plan)
+    list(run.run_segment(rounds))
+    return plan, run
 
 
 def read_scores(run: Run, rounds: int, protocol: str) -> dict[tuple[int, int], tuple[int, int, float]]:

@@ -3,16 +3,11 @@
 import pandas as pd
 import pytest
 
-from fedpipe.engine.collect import collect_rounds
 from tests import small_studies as studies
 
+pytestmark = pytest.mark.usefixtures("in_empty_folder")
+
 ALONE = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0}
-
-
-@pytest.fixture(autouse=True)
-def in_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 @pytest.fixture
@@ -83,10 +78,9 @@ def run_study(settings, **execution):
     """Run a study. Return the participants of each round, the rounds, and the metrics, by label."""
     plan, tables = studies.prepare(settings), {}
     for planned_run, run in zip(plan.runs, studies.open_runs(plan, **execution), strict=True):
-        *_, last_round = run.run_segment(planned_run.rounds)
-        collect_rounds(run.files, last_round, "all")
-        ids = [set(run.participants(number)) for number in range(1, last_round + 1)]
-        merged_files = run.files.get_merged_files(last_round)
+        studies.finish_run(run, planned_run.rounds)
+        ids = [set(run.participants(number)) for number in range(1, planned_run.rounds + 1)]
+        merged_files = planned_run.merged_files
         tables[planned_run.algorithm] = (
             ids,
             pd.read_parquet(merged_files.rounds),

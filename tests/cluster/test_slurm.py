@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from fedpipe.engine import collect
 from tests import small_studies as studies
 from tests.cluster.conftest import ALL, FAST_SNAKEMAKE, Clone, faulty_study
 from tests.pipeline.conftest import Project, count_jobs
@@ -38,8 +37,7 @@ def reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         (folder / "hurry").touch()
         new_plan = studies.prepare(params)
         for planned, run in zip(new_plan.runs, studies.open_runs(new_plan), strict=True):
-            list(run.run_segment(planned.rounds))
-            collect.collect_rounds(run.files, planned.rounds, "all")
+            studies.finish_run(run, planned.rounds)
         return studies.hash_results(folder / "results/runs")
 
     return compute

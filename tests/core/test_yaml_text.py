@@ -17,10 +17,7 @@ from fedpipe.planning.run_settings import RunSettings
 from fedpipe.settings import parser
 from tests import small_studies as studies
 
-
-@pytest.fixture(autouse=True)
-def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_empty_folder")
 
 
 def build_bomb(kind: str = "[{}]", part: str = "{}", first: str = "[x, x]") -> str:

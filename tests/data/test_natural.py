@@ -25,21 +25,16 @@ from fedpipe.data.partitions.base import ColumnScheme
 from fedpipe.data.partitions.by_domain import ByDomain
 from fedpipe.data.partitions.natural import Natural
 from fedpipe.data.samples import Column
-from fedpipe.engine import collect
 from fedpipe.planning import download, planner
 from tests import small_studies as studies
+
+pytestmark = pytest.mark.usefixtures("in_empty_folder")
 
 DIGITS = load_digits()
 IMAGES, PIXELS, LABELS = DIGITS.images[:600], DIGITS.data[:600], DIGITS.target[:600].astype(np.int64)
 WRITERS = np.array([f"w{number:02}" for number in np.random.default_rng(0).integers(0, 17, len(LABELS))])
 WRITERS[:3] = "few"
 FEDERATION = {"clients": 6, "rounds": 1, "participation": 1.0, "batch_size": 40, "learning_rate": 0.1}
-
-
-@pytest.fixture(autouse=True)
-def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def write_study(dataset: dict[str, Any], partition: dict[str, Any], **sections: Any) -> None:
@@ -419,8 +414,7 @@ def test_preview_warning_and_results_contain_client_names() -> None:
     plan = studies.prepare(planner.loader.read_params(Path("params.yaml")))
     assert any(warning.endswith(": few.") for warning in plan.warnings)
     for run in studies.open_runs(plan):
-        list(run.run_segment(1))
-        collect.collect_rounds(run.files, 1, plan.keep_models)
+        studies.finish_run(run, 1, plan.keep_models)
     results = fedpipe.load()
     names = dict(zip(results.clients["client"], results.clients["client_name"], strict=True))
     assert names == {-1: "server"} | dict(enumerate(sorted({*WRITERS})))

@@ -11,7 +11,6 @@ import pytest
 from fedpipe.core.storage import files, layout
 from fedpipe.data import store
 from fedpipe.data.assignment import Assignment
-from fedpipe.engine.collect import collect_rounds
 from fedpipe.planning import download
 from fedpipe.settings import loader
 from tests import small_studies as studies
@@ -108,8 +107,6 @@ def test_natural_study_trains_and_has_scores(name: str) -> None:
     path = layout.get_assignment_path(key)
     assert {*names} <= {*Assignment.read(path, files.read_recorded_sha256(path)).names}
     for run in studies.open_runs(plan):
-        for _ in run.run_segment(2):
-            pass
-        collect_rounds(run.files, 2, "last")
+        studies.finish_run(run, 2, "last")
         results = studies.read_scores(run, 2, settings["evaluation"]["protocols"][1])
         assert len(results) == clients - int(settings["federation"].get("held_out", 0) * clients)

@@ -25,11 +25,7 @@ from fedpipe.report.figures.partition import write_partition_figure
 from fedpipe.settings import loader, parser
 from tests import small_studies as studies
 
-
-@pytest.fixture(autouse=True)
-def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("in_empty_folder")
 
 
 def make_run_settings(**sections: Any) -> RunSettings:

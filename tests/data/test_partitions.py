@@ -722,22 +722,7 @@ def test_property_tests_cover_all_schemes() -> None:
     assert tested_names | exceptions == set(registry.list_components(component.PARTITION))
 
 
-def test_registry_contains_all_partition_schemes() -> None:
-    assert set(registry.list_components(component.PARTITION)) == {
-        "by-domain",
-        "natural",
-        "dirichlet",
-        "dirichlet-balanced",
-        "dirichlet-feddw",
-        "dirichlet-overlap",
-        "file",
-        "flwr-datasets",
-        "iid",
-        "pathological",
-        "pathological-ordered",
-        "quantity",
-        "shards",
-    }
+def test_dirichlet_schemes_have_defaults() -> None:
     assert registry.build_component(component.PARTITION, "dirichlet", {}) == Dirichlet(alpha=0.5, minimum=1, seed=None)
     assert registry.build_component(component.PARTITION, "dirichlet-balanced", {}) == DirichletBalanced(
         alpha=0.1, minimum=40

@@ -28,14 +28,11 @@ from fedpipe.report import table_notes
 from fedpipe.settings import loader, parser
 from tests import small_studies as studies
 
+pytestmark = pytest.mark.usefixtures("in_empty_folder")
+
 RANDOM = np.random.default_rng(0)
 X, Y = RANDOM.integers(0, 256, (90, 8, 8), dtype=np.uint8), np.arange(90) % 3
 SECTION_FILES = {"dataset": "own.npz", "partition": "own.csv", "model": "start.pt"}
-
-
-@pytest.fixture(autouse=True)
-def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def write_user_files(seed: int = 0) -> None:

@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 import fedpipe
 from fedpipe.cli import app
 from fedpipe.core.storage import layout
-from fedpipe.engine import collect
 from fedpipe.models.torchvision import Torchvision
 from fedpipe.planning import planner
 from tests import small_studies as studies
@@ -74,8 +73,7 @@ def test_lora_study_sends_low_rank_matrices_and_shared_head() -> None:
     assert "f003" in run_command("partition", "--preview")
     matrices = 6 * (8 * 64 + 192 * 8)
     for run, head in zip(studies.open_runs(plan), (64 * 3 + 3, 0), strict=True):  # FedPer's clients keep the head
-        list(run.run_segment(1))
-        collect.collect_rounds(run.files, 1, plan.keep_models)
+        studies.finish_run(run, 1, plan.keep_models)
         (row,) = layout.read_merged_table(run.files.get_merged_files(1).rounds).to_pylist()
         assert row["bytes_up"] == row["bytes_down"] == 4 * (matrices + head), "float32, per participant"
     network = fedpipe.load().model("fedavg")

@@ -8,7 +8,6 @@ import torch
 
 from fedpipe.core import rng
 from fedpipe.core.errors import SettingsError
-from fedpipe.engine import collect
 from fedpipe.engine.clients.corruption import ClientSamples, corrupt_samples
 from fedpipe.settings import parser
 from tests import small_studies as studies
@@ -124,12 +123,7 @@ def make_study(**dataset):
     return params | {"dataset": {"name": "digits"} | dataset}
 
 
-@pytest.fixture
-def in_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.mark.usefixtures("in_folder")
+@pytest.mark.usefixtures("in_empty_folder")
 def test_run_key_depends_only_on_enabled_noise():
     off = [{}, {"feature_noise": 0}, {"label_noise": 0.0}, {"label_noise_kind": "pairwise"}, {"label_noise": [0] * 10}]
     keys = {studies.prepare(make_study(**settings)).runs[0].key for settings in off}
@@ -146,13 +140,12 @@ def test_run_key_depends_only_on_enabled_noise():
     assert studies.prepare(make_study(label_noise=[0.1] * 10)).runs[0].key in keys
 
 
-@pytest.mark.usefixtures("in_folder")
+@pytest.mark.usefixtures("in_empty_folder")
 @pytest.mark.parametrize("stack", [1, 3])
 def test_global_model_is_evaluated_on_noisy_local_test_samples(stack):
     """Therefore its scores equal those of FedAvg's personal models, which are the global model."""
     run = studies.open_runs(studies.prepare(make_study(feature_noise=0.5, label_noise=0.2)), stack=stack)[0]
-    list(run.run_segment(2))
-    collect.collect_rounds(run.files, 2, "all")
+    studies.finish_run(run, 2)
     scores = [studies.read_scores(run, 2, protocol) for protocol in ("global-on-local", "personal-on-local")]
     assert scores[0].keys() == scores[1].keys()
     for key, (correct, total, loss) in scores[0].items():
@@ -162,7 +155,7 @@ def test_global_model_is_evaluated_on_noisy_local_test_samples(stack):
     assert not np.isin(noisy_rows, run.clients.global_test).any()
 
 
-@pytest.mark.usefixtures("in_folder")
+@pytest.mark.usefixtures("in_empty_folder")
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [

@@ -18,9 +18,8 @@ from torch.utils import _pytree as pytree
 from fedpipe import testing
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.core.components import component, registry
-from fedpipe.core.storage.files import read_pt, write_pt
+from fedpipe.core.storage.files import read_pt
 from fedpipe.engine import rounds as running
-from fedpipe.engine.blocks import Block
 from fedpipe.engine.clients import loop
 from fedpipe.engine.run import Run
 from fedpipe.engine.server import device as server_device
@@ -187,13 +186,7 @@ def test_single_round_jobs_load_files_onto_device(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(running, "select_device", lambda execution: fake_device.DEVICE)
     with fake_device.use_device() as crossings:
         rules = RuleRecorder(monkeypatch, crossings)
-        studies.open_runs(plan, stack=5)[0].write_initial_round()
-        for number in range(1, ROUNDS + 1):
-            train, server, measure = (studies.open_runs(plan, stack=5)[0] for _ in range(3))
-            path = run.files.get_round_files(number).get_block_uploads_path(0)
-            write_pt(path, train.train(number, train.participants(number)).to_tensors())
-            server.aggregate(number, [Block.read(path)])
-            measure.evaluate(number)
+        studies.run_single_rounds(plan, ROUNDS, size=10, stack=5)
     result = {name: bits for name, bits in studies.hash_results(run.files.path).items() if name.endswith(".pt")}
     assert result == expected
     assert rules.devices == {fake_device.DEVICE}

@@ -67,14 +67,3 @@ def test_class_counts_match_scikit_learn_confusion_matrix(make_trial, label, wid
                 table.sum(0).tolist(),
             ]
             assert (score.correct, score.total) == (int(table.trace()), len(indices))
-
-
-@pytest.mark.parametrize("label", studies.mark_others_slow(ALGORITHMS))
-def test_class_counts_of_stack_equal_loop(make_trial, label):
-    result = []
-    for width in (None, 3):
-        trial = make_trial(label, width=width).run(2)
-        all_clients = range(len(trial.clients))
-        outcomes = [*trial.train(tests=("local", "global")), *trial.train(all_clients, ("local", "global"), "receive")]
-        result.append([(score.classes, score.correct) for outcome in outcomes for score in outcome.scores.values()])
-    assert result[0] == result[1]

@@ -21,13 +21,9 @@ from fedpipe.planning import download
 from fedpipe.planning.planner import NewPlan
 from tests import small_studies as studies
 
+pytestmark = pytest.mark.usefixtures("in_empty_folder")
+
 IMAGES, CLASSES = 24, 3
-
-
-@pytest.fixture(autouse=True)
-def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def sha256(path: str) -> str:

@@ -17,7 +17,6 @@ import yaml
 
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import files, layout
-from fedpipe.engine import collect
 from fedpipe.engine.diagnostics import stage
 from fedpipe.engine.run import Run
 from fedpipe.papers import comparison, figures, layouts, make, measurements, published, runs
@@ -102,9 +101,7 @@ def run_study(plan: NewPlan) -> None:
         partition.partition_dataset(key)
     for planned in plan.runs:
         new_run = Run(planned.files, Execution(), 1, plan.keep_models)
-        for _ in new_run.run_segment(planned.rounds):
-            pass
-        collect.collect_rounds(planned.files, planned.rounds, plan.keep_models)
+        studies.finish_run(new_run, planned.rounds, plan.keep_models)
     for planned in plan.diagnostics:
         stage.run_diagnostic(planned.files.settings, Execution())
 

@@ -19,7 +19,6 @@ from fedpipe.cli.app import app
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import write_bytes
-from fedpipe.engine import collect
 from fedpipe.engine.run import Run
 from fedpipe.papers import figures, layouts, make, measurements, recording, stored_runs
 from fedpipe.papers.comparison import MeasuredCell
@@ -62,9 +61,8 @@ def run_study(plan: NewPlan, count: int | None = None) -> None:
     for key in {planned.partition for planned in plan.runs}:
         partition.partition_dataset(key)
     for planned in plan.runs[:count]:
-        for _ in Run(planned.files, Execution(), 1, plan.keep_models).run_segment(planned.rounds):
-            pass
-        collect.collect_rounds(planned.files, planned.rounds, plan.keep_models)
+        new_run = Run(planned.files, Execution(), 1, plan.keep_models)
+        studies.finish_run(new_run, planned.rounds, plan.keep_models)
 
 
 def record_study(*paths: Path) -> list[str]:

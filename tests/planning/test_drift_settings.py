@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,9 @@ from fedpipe.planning.planner import NewPlan
 from fedpipe.settings.drift import Drift
 from tests import small_studies as studies
 
+pytestmark = pytest.mark.usefixtures("in_empty_folder")
+
 KEPT = ("kept-on-local",)
-
-
-@pytest.fixture(autouse=True)
-def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def make_plan(drift: Any = None, protocols: tuple[str, ...] = ("personal-on-local",), **sections: Any) -> NewPlan:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,8 @@ from fedpipe.planning.plan import Plan
 from fedpipe.report.contents import select_reported_plan_fields
 from tests import small_studies as studies
 
+pytestmark = pytest.mark.usefixtures("in_empty_folder")
+
 CUSTOM_ALGORITHM = '''"""FedAvg by another name."""
 from dataclasses import dataclass
 
@@ -25,12 +26,6 @@ from fedpipe.algorithms.fedavg import FedAvg
 class Own(FedAvg):
     """FedAvg by another name."""
 '''
-
-
-@pytest.fixture(autouse=True)
-def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
 
 
 def write_plan(**sections: object) -> Plan:

@@ -16,10 +16,7 @@ from fedpipe.core.storage import files
 from fedpipe.planning import planner
 from tests import small_studies as studies
 
-
-@pytest.fixture(autouse=True)
-def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_empty_folder")
 
 
 def plan_study(labels: tuple[str, ...] = ("fedavg",), **sections: Any) -> planner.NewPlan:

@@ -15,12 +15,9 @@ from fedpipe.planning.planner import NewPlan
 from fedpipe.settings.federation import Federation
 from tests import small_studies as studies
 
+pytestmark = pytest.mark.usefixtures("in_empty_folder")
+
 PERSONAL, FINETUNED = "personal-on-local", "finetuned-on-local"
-
-
-@pytest.fixture(autouse=True)
-def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def make_plan(*labels: str, protocols: tuple[str, ...] = (PERSONAL,), **sections: Any) -> NewPlan:

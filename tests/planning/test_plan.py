@@ -28,6 +28,8 @@ from fedpipe.report import contents
 from fedpipe.settings import federation, loader, methods, parser
 from tests import small_studies as studies
 
+pytestmark = pytest.mark.usefixtures("in_empty_folder")
+
 CUSTOM_COMPONENTS = '''
 from dataclasses import dataclass
 
@@ -50,13 +52,6 @@ class Alike(IID):
 class Layers(MLP):
     """MLP by another name."""
 '''
-
-
-@pytest.fixture(autouse=True)
-def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    return tmp_path
 
 
 def make_plan(settings: dict[str, Any]) -> NewPlan:

@@ -18,6 +18,8 @@ from fedpipe.planning.rungs import RankedDraw, Rung, RungSearch, select_continui
 from fedpipe.settings.tune import Tune
 from tests import small_studies as studies
 
+pytestmark = pytest.mark.usefixtures("in_empty_folder")
+
 OVER = {"federation.learning_rate": {"log": [0.01, 1]}, "algorithms.fedprox.mu": {"log": [0.01, 1]}}
 EXACT_RATES = [
     {"federation.learning_rate": 0.0392},
@@ -27,11 +29,6 @@ EXACT_RATES = [
 ]
 EXACT_MUS = [0.0486, 0.425, 0.0114, 0.101]
 TUNE = {"over": OVER, "draws": 4, "rungs": [1, 2], "by": "personal-on-validation", "seeds": [100, 101]}
-
-
-@pytest.fixture(autouse=True)
-def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def plan_study(tune: dict[str, Any] | None = None, **sections: Any) -> planner.NewPlan:

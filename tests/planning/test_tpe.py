@@ -23,6 +23,8 @@ from fedpipe.workflow.later_jobs import count_later_jobs
 from fedpipe.workflow.selection import StudySelection
 from tests import small_studies as studies
 
+pytestmark = pytest.mark.usefixtures("in_empty_folder")
+
 OVER = {"federation.learning_rate": {"log": [0.01, 1]}, "algorithms.fedprox.mu": {"log": [0.01, 1]}}
 #: Batches of 8, 4 and 2 draws.
 TUNE = {"over": OVER, "draws": 14, "rungs": [1, 2, 4], "by": "personal-on-validation", "seeds": [100, 101]}
@@ -34,11 +36,6 @@ RANGES = {
     "choice": Range(choice=([8], "full", None)),
     "constant": Range(choice=(3,)),
 }
-
-
-@pytest.fixture(autouse=True)
-def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def plan_study(**tune: Any) -> NewPlan:

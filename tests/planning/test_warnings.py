@@ -29,6 +29,8 @@ from fedpipe.report.data import StudyData
 from tests import small_studies as studies
 from tests.report.conftest import Tree
 
+pytestmark = pytest.mark.usefixtures("in_empty_folder")
+
 
 class Unbuildable(Model):
     """A custom model that needs a missing file."""
@@ -45,12 +47,6 @@ class Normalized(Model):
     def build(self, shape: tuple[int, ...], num_classes: int) -> Network:
         body = nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(64, 8), nn.Sequential(nn.GroupNorm(2, 8))))
         return Network(body, nn.Linear(8, num_classes))
-
-
-@pytest.fixture(autouse=True)
-def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def make_study(parameters: dict[str, Any]) -> dict[str, Any]:

@@ -29,6 +29,19 @@ NEURIPS = style.PAGES["neurips"]
 SETTINGS = {"dataset": {"name": "digits"}, "partition": {"scheme": "dirichlet", "alpha": 0.3}, "seed": 4}
 
 
+def make_lines(make, counts, rounds=3):
+    """Make a study with one method per count. The count is the number of correct answers of 20 in each round."""
+    tree = make(["fedavg", *(f"other{index:02d}" for index in range(1, len(counts)))], [0])
+    for index, count in enumerate(counts):
+        tree.write(index, [{"global-on-global": [(count, 20)]}] * rounds)
+    return tree
+
+
+def plot_curves(tree):
+    """Plot the curves of all metrics of a study."""
+    return curves_figure.build_curves_figure(tree.plan, curves.build_metric_curves(StudyData(tree.plan)))
+
+
 def plot_twice(write, stem):
     """Draw a figure two times. Return the bytes of its files each time."""
     result = []
@@ -67,7 +80,7 @@ def test_curves_figure_labels_coinciding_lines(make):
     tree = make(["fedavg", "feddw", "other"], [0])
     for index, (server, local) in enumerate([(3, 4), (3, 4), (5, 4)]):
         tree.write(index, [{"global-on-global": [(server, 10)], "personal-on-local": [(local, 10)] * 2}] * 3)
-    first, second = curves_figure.build_curves_figure(tree.plan, curves.build_metric_curves(StudyData(tree.plan))).axes
+    first, second = plot_curves(tree).axes
     assert [text.get_text() for text in first.texts] == ["fedavg = feddw"]
     assert [text.get_text() for text in second.texts] == ["fedavg = feddw = other"]
 
@@ -79,11 +92,7 @@ def test_panel_title_shows_equality_with_fedavg(make):
         same, half = name in ("fedavg", "feddw", "half"), name != "half"
         result = {"global-on-global": [(1 if same else index, 20)], "personal-on-local": [(2 if half else 3, 20)] * 2}
         tree.write(index, [result] * 3)
-    panels = [
-        ax
-        for ax in curves_figure.build_curves_figure(tree.plan, curves.build_metric_curves(StudyData(tree.plan))).axes
-        if ax.axison
-    ]
+    panels = [ax for ax in plot_curves(tree).axes if ax.axison]
     assert [ax.get_title("left") for ax in panels][:4] == ["fedavg", "feddw = fedavg", "half", "other00"]
 
 
@@ -167,7 +176,7 @@ def test_dvc_plots_use_colors_of_figures():
 
 
 def test_curves_figure_has_panel_per_protocol_and_line_per_algorithm(two):
-    figure = curves_figure.build_curves_figure(two.plan, curves.build_metric_curves(StudyData(two.plan)))
+    figure = plot_curves(two)
     first, second = figure.axes
     assert first.get_title("left") == "Global test accuracy\n(global model)"
     assert [line.get_label() for line in first.lines] == ["fedavg"]
@@ -180,7 +189,7 @@ def test_curves_figure_has_panel_per_shared_grid_value(make):
     tree = make(["fedavg", "fedprox"], [0], {"partition.alpha": [0.1, 0.5], "algorithms.fedprox.mu": [1, 2]})
     for index in range(len(tree.runs)):
         tree.write(index, [{"global-on-global": [(index, 10)]}] * 3)
-    figure = curves_figure.build_curves_figure(tree.plan, curves.build_metric_curves(StudyData(tree.plan)))
+    figure = plot_curves(tree)
     assert [ax.get_title("left") for ax in figure.axes if ax.axison] == [
         "Global test accuracy\n(global model)\nalpha=0.1",
         "Global test accuracy\n(global model)\nalpha=0.5",
@@ -190,10 +199,7 @@ def test_curves_figure_has_panel_per_shared_grid_value(make):
 
 @pytest.mark.parametrize("algorithms", [2, 7], ids=["legend", "a panel each"])
 def test_curves_figure_shows_titles_of_algorithms(make, algorithms):
-    names = ["fedavg", *(f"other{index:02d}" for index in range(1, algorithms))]
-    tree = make(names, [0])
-    for index in range(algorithms):
-        tree.write(index, [{"global-on-global": [(max(1, index), 20)]}] * 3)
+    tree = make_lines(make, [1, *range(1, algorithms)])
     tree.change(titles={"fedavg": "FedAvg ($λ$ = 10)", "other01": "Other <1>"})
     curves_figure.write_curves_figure(StudyData(tree.plan))
     svg = Path("results/figures/curves.svg").read_text()
@@ -207,13 +213,10 @@ def test_curves_figure_shows_titles_of_algorithms(make, algorithms):
 @pytest.mark.parametrize("width", ["neurips", "column"])
 @pytest.mark.parametrize("algorithms", [2, 7], ids=["legend", "a panel each"])
 def test_long_titles_of_curves_figure_are_inside_figure_and_do_not_overlap(make, algorithms, width):
-    names = ["fedavg", *(f"other{index:02d}" for index in range(1, algorithms))]
-    tree = make(names, [0])
-    for index in range(algorithms):
-        tree.write(index, [{"global-on-global": [(index + 1, 20)]}] * 3)
+    tree = make_lines(make, range(1, algorithms + 1))
     titles = {"fedavg": "federated_averaging_with_server_momentum_and_decay", "other01": "with many words " * 5}
     tree.change(titles=titles, report=Report(figure_width=width))
-    figure = curves_figure.build_curves_figure(tree.plan, curves.build_metric_curves(StudyData(tree.plan)))
+    figure = plot_curves(tree)
     figure.draw_without_rendering()
     assert max(text.get_window_extent().x1 for text in figure.legends[0].get_texts()) <= figure.bbox.x1
     boxes = [ax._left_title.get_window_extent() for ax in figure.axes if ax.get_title("left")]  # type: ignore[attr-defined]
@@ -223,14 +226,11 @@ def test_long_titles_of_curves_figure_are_inside_figure_and_do_not_overlap(make,
 
 @pytest.mark.parametrize("algorithms", [2, 7], ids=["legend", "a panel each"])
 def test_curves_figure_shows_overrides_of_one_method(make, algorithms):
-    names = ["fedavg", *(f"other{index:02d}" for index in range(1, algorithms))]
-    tree = make(names, [0])
-    for index in range(algorithms):
-        tree.write(index, [{"global-on-global": [(max(1, index), 20)]}] * 3)
-    plain = curves_figure.build_curves_figure(tree.plan, curves.build_metric_curves(StudyData(tree.plan)))
+    tree = make_lines(make, [1, *range(1, algorithms)])
+    plain = plot_curves(tree)
     first, second, *others = tree.plan.cells
     tree.change(cells=(first, dataclasses.replace(second, own={"federation.local_epochs": 15}), *others))
-    figure = curves_figure.build_curves_figure(tree.plan, curves.build_metric_curves(StudyData(tree.plan)))
+    figure = plot_curves(tree)
     assert plain.get_supxlabel() == "One seed."
     assert figure.get_supxlabel() == "One seed.\nOverrides of other01: federation.local_epochs=15."
     figure.draw_without_rendering()
@@ -259,7 +259,7 @@ def test_curves_figure_keeps_lines_with_equal_titles(make):
     for index in range(2):
         tree.write(index, [{"global-on-global": [(index + 1, 10)]}] * 3)
     tree.change(titles={"fedavg": "FedProx (mu=1)", "fedprox": "FedProx"})
-    figure = curves_figure.build_curves_figure(tree.plan, curves.build_metric_curves(StudyData(tree.plan)))
+    figure = plot_curves(tree)
     assert [line.get_ydata()[-1] for line in figure.axes[0].lines] == [10, 20]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["FedProx (mu=1)"] * 2
 
@@ -315,7 +315,7 @@ def test_curves_figure_of_many_algorithms_has_panels_with_gray_fedavg(make):
     for index in range(11):
         local = {"personal-on-local": [(index, 10), (0, 10)]}
         tree.write(index, [local if index == 3 else {"global-on-global": [(index, 20)]} | local] * 3)
-    figure = curves_figure.build_curves_figure(tree.plan, curves.build_metric_curves(StudyData(tree.plan)))
+    figure = plot_curves(tree)
     panels = [ax for ax in figure.axes if ax.axison]
     assert [ax.get_title("left") for ax in panels] == names
     assert len(figure.axes) == 12
@@ -329,19 +329,13 @@ def test_curves_figure_of_many_algorithms_has_panels_with_gray_fedavg(make):
 
 
 def test_curves_figure_of_six_lines_has_legend(make):
-    tree = make([f"other{index}" for index in range(6)], [0])
-    for index in range(6):
-        tree.write(index, [{"global-on-global": [(index, 20)]}] * 3)
-    figure = curves_figure.build_curves_figure(tree.plan, curves.build_metric_curves(StudyData(tree.plan)))
+    figure = plot_curves(make_lines(make, range(6)))
     assert [len(figure.legends[0].get_texts()), len(figure.axes[0].texts)] == [6, 0]
 
 
 @pytest.mark.parametrize("algorithms", [2, 11], ids=["together", "apart"])
 def test_curves_figure_of_one_round_has_markers_and_integer_tick(make, algorithms):
-    tree = make([f"other{index:02d}" for index in range(algorithms)], [0])
-    for index in range(algorithms):
-        tree.write(index, [{"global-on-global": [(index, 20)]}])
-    ax = curves_figure.build_curves_figure(tree.plan, curves.build_metric_curves(StudyData(tree.plan))).axes[0]
+    ax = plot_curves(make_lines(make, range(algorithms), rounds=1)).axes[0]
     assert {line.get_marker() for line in ax.lines}.isdisjoint({"", "None"})
     low, high = ax.get_xlim()
     assert [tick for tick in ax.get_xticks() if low <= tick <= high] == [1]
@@ -350,7 +344,7 @@ def test_curves_figure_of_one_round_has_markers_and_integer_tick(make, algorithm
 def test_curves_figure_without_accuracies_is_empty(make):
     tree = make(["local"], [0])
     tree.write(0, [{}])
-    figure = curves_figure.build_curves_figure(tree.plan, curves.build_metric_curves(StudyData(tree.plan)))
+    figure = plot_curves(tree)
     assert not [line for ax in figure.axes for line in ax.lines]
 
 

@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 
 from fedpipe.cli import app
 from fedpipe.core.storage import files, layout
-from fedpipe.engine.collect import collect_rounds
 from fedpipe.planning import planner
 from fedpipe.report import forecast
 from tests import small_studies as studies
@@ -22,9 +21,7 @@ def measured_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, f
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     (run,) = studies.open_runs(studies.prepare(studies.settings(rounds=2)))
-    for _ in run.run_segment(2):
-        pass
-    collect_rounds(run.files, 2, "all")
+    studies.finish_run(run, 2)
     joined = run.files.get_merged_files(2)
     times = files.read_json(joined.times)
     times["rounds"] = [{"round": number, "train": 3.0, "aggregate": 0.5, "evaluate": 1.5} for number in (1, 2)]

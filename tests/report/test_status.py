@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import json
@@ -10,13 +11,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from rich.console import Console
 
 from fedpipe.core.storage import files, layout
-from fedpipe.engine import collect
 from fedpipe.planning import planner
 from fedpipe.planning.plan import PlannedDiagnostic
 from fedpipe.planning.planner import NewPlan
@@ -24,29 +24,39 @@ from fedpipe.report import status, status_table
 from fedpipe.report.status import RunProgress
 from tests import small_studies as studies
 
+pytestmark = pytest.mark.usefixtures("in_empty_folder")
+
 LABELS = ("fedavg", "fedprox", "scaffold")
 TIMES = {"train": 1.0, "aggregate": 0.25, "evaluate": 0.75}
 
 
-@pytest.fixture(autouse=True)
-def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+class StartedStudy(NamedTuple):
+    folder: Path
+    plan: NewPlan
+
+
+@pytest.fixture(scope="module")
+def started_study(tmp_path_factory: pytest.TempPathFactory) -> StartedStudy:
+    """A study of three runs: done, begun, not begun."""
+    folder = tmp_path_factory.mktemp("started")
+    with contextlib.chdir(folder):
+        plan = studies.prepare(studies.settings(LABELS, 3))
+        done, begun, _ = studies.open_runs(plan)
+        studies.finish_run(done, 3)
+        list(begun.run_segment(2))
+        for run in (done, begun):
+            for number in run.files.list_complete_rounds():
+                files.write_json(run.files.get_round_files(number).times, TIMES)
+        merged_files = plan.runs[0].merged_files
+        files.write_json(merged_files.times, files.read_json(merged_files.times) | {"rounds": [TIMES] * 3})
+    return StartedStudy(folder, plan)
 
 
 @pytest.fixture
-def plan() -> NewPlan:
-    """A study of three runs: done, begun, not begun."""
-    plan = studies.prepare(studies.settings(LABELS, 3))
-    done, begun, _ = studies.open_runs(plan)
-    list(done.run_segment(3))
-    collect.collect_rounds(done.files, 3, "all")
-    list(begun.run_segment(2))
-    for run in (done, begun):
-        for number in run.files.list_complete_rounds():
-            files.write_json(run.files.get_round_files(number).times, TIMES)
-    merged_files = plan.runs[0].merged_files
-    files.write_json(merged_files.times, files.read_json(merged_files.times) | {"rounds": [TIMES] * 3})
-    return plan
+def plan(started_study: StartedStudy) -> NewPlan:
+    """The plan of a copy of the study in the current folder."""
+    shutil.copytree(started_study.folder, Path(), dirs_exist_ok=True)
+    return started_study.plan
 
 
 def render_table(plan: NewPlan, height: int | None = None) -> str:

@@ -16,7 +16,6 @@ import pytest
 
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import files
-from fedpipe.engine import collect
 from fedpipe.planning import planner
 from fedpipe.report import contents, status, status_page
 from fedpipe.report.data import StudyData
@@ -38,8 +37,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
         labels = ("fedavg", "fedprox", "scaffold")
         plan = studies.prepare(studies.settings(labels, ROUNDS, algorithms={"fedprox": {"title": HOSTILE}}))
         done, failed, _ = studies.open_runs(plan)
-        list(done.run_segment(ROUNDS))
-        collect.collect_rounds(done.files, ROUNDS, "all")
+        studies.finish_run(done, ROUNDS)
         list(failed.run_segment(2))
         log = Path("results/logs/segment/fedprox.log")
         files.write_bytes(log, "".join(f"line {number} {HOSTILE}\n" for number in range(30)).encode())
@@ -172,8 +170,7 @@ def test_watched_status_page_reloads_until_all_runs_are_done(monkeypatch: pytest
     def compute_run(seconds: float) -> None:
         reloads.append(re.findall('http-equiv="refresh" content="([0-9]+)"', PAGE.read_text()))
         (run,) = studies.open_runs(plan)
-        list(run.run_segment(1))
-        collect.collect_rounds(run.files, 1, "all")
+        studies.finish_run(run, 1)
 
     plan = studies.prepare(studies.settings(("feddw",), 1))
     monkeypatch.setattr(status_page.time, "sleep", compute_run)

@@ -14,7 +14,6 @@ import pytest
 
 from fedpipe.core.storage.files import write_bytes
 from fedpipe.core.yaml_text import read_generated_yaml
-from fedpipe.engine.collect import collect_rounds
 from fedpipe.planning import planner, search
 from fedpipe.planning.plan import Plan
 from fedpipe.planning.rungs import RankedDraw, Rung, RungSearch, encode_rung, select_continuing_draws
@@ -271,7 +270,4 @@ def compute_rounds(plan: Plan, rounds: int, is_reversed: bool = False) -> None:
         if not Path(f"results/partitions/{planned.partition}/assignment.parquet").exists():
             partition.partition_dataset(planned.partition)
         if planned.rounds >= rounds or planned.path not in plan.search_run_paths:
-            run = Run(planned.files, Execution(), 1, "all")
-            for _ in run.run_segment(rounds):
-                pass
-            collect_rounds(planned.files, rounds, "all")
+            studies.finish_run(Run(planned.files, Execution(), 1, "all"), rounds)

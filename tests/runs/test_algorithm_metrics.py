@@ -10,7 +10,6 @@ from fedpipe.algorithms.batch import State
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.storage import layout
-from fedpipe.engine import collect
 from tests import small_studies as studies
 
 
@@ -32,6 +31,5 @@ def test_run_records_algorithm_metric_that_begins_in_round_2() -> None:
     entries = {"late": {"algorithm": "tests.runs.test_algorithm_metrics.LateMetrics"}}
     plan = studies.prepare(studies.settings(("late",), 3, algorithms=entries))
     (run,) = studies.open_runs(plan)
-    list(run.run_segment(3))
-    collect.collect_rounds(run.files, 3, plan.keep_models)
+    studies.finish_run(run, 3, plan.keep_models)
     assert layout.read_merged_table(run.files.get_merged_files(3).rounds)["late"].to_pylist() == [None, 2.0, 3.0]

@@ -26,12 +26,6 @@ from tests import small_studies as studies
 ROUNDS = 2
 
 
-@pytest.fixture(autouse=True)
-def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def start_study(label: str = "fedper", keep: str | int = "last", **sections: Any) -> NewPlan:
     """Run two rounds of a study. Return its plan."""
     plan = studies.prepare(studies.settings((label,), ROUNDS, artifacts={"keep_models": keep}, **sections))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import pickle as pickles
@@ -75,12 +76,10 @@ def run_on_broken_disk(path: str, mount: str, mend: str) -> dict:
 
 def prepare_run() -> tuple[str, dict[str, str]]:
     """Prepare a run without rounds. Return its path, and the bits of all its rounds."""
-    plan = studies.prepare(studies.settings(("scaffold",), ROUNDS))
-    path = str(plan.runs[0].path)
-    list(studies.open_runs(plan)[0].run_segment(ROUNDS))
-    expected = studies.hash_results(Path(path))
-    studies.delete_rounds(Path(path))
-    return path, expected
+    _, run = studies.train_scaffold(ROUNDS)
+    expected = studies.hash_results(run.files.path)
+    studies.delete_rounds(run.files.path)
+    return str(run.files.path), expected
 
 
 @pytest.mark.slow
@@ -194,9 +193,7 @@ def stat_other_files(*excluded: Path) -> dict[Path, tuple[int, int]]:
 def test_damaged_file_is_reported_or_recomputed_without_other_changes(
     name: str, damage: Callable[[Path], None]
 ) -> None:
-    plan = studies.prepare(studies.settings(("scaffold",), ROUNDS))
-    run = studies.open_runs(plan)[0]
-    list(run.run_segment(ROUNDS))
+    plan, run = studies.train_scaffold(ROUNDS)
     packing.unpack_folder(run.files.rounds_folder)
     last_round = run.files.get_round_files(ROUNDS)
     shared = {
@@ -232,10 +229,16 @@ def write_legacy_file(value: Any, path: Path) -> None:
     torch.save(value, path, _use_new_zipfile_serialization=False)
 
 
-@pytest.mark.parametrize("name", ["data", "server", "clients", "block"])
-@pytest.mark.parametrize("write", [torch.save, write_legacy_file, write_plain_pickle])
+WRITERS = (torch.save, write_legacy_file, write_plain_pickle)
+INVALID = ({"model": Harmful()}, Harmful(), [torch.zeros(1)], torch.zeros(1), {"model": "a"}, {1: torch.zeros(1)})
+
+
 @pytest.mark.parametrize(
-    "value", [{"model": Harmful()}, Harmful(), [torch.zeros(1)], torch.zeros(1), {"model": "a"}, {1: torch.zeros(1)}]
+    ("name", "write", "value"),
+    [
+        *itertools.product(["server"], WRITERS, INVALID),
+        *itertools.product(["data", "clients", "block"], [torch.save], INVALID[:1]),
+    ],
 )
 def test_files_without_valid_tensors_are_rejected_despite_matching_sha256(
     name: str, write: Callable[[Any, Path], None], value: Any, trained_copy: Path
@@ -274,8 +277,7 @@ def test_files_without_valid_tensors_are_rejected_despite_matching_sha256(
 def _trained_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     with contextlib.chdir(folder):
-        (run,) = studies.open_runs(studies.prepare(studies.settings(("scaffold",), 2)))
-        list(run.run_segment(2))
+        _, run = studies.train_scaffold(2)
         packing.unpack_folder(run.files.rounds_folder)
     return folder
 

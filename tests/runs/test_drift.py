@@ -22,7 +22,6 @@ from fedpipe.core.components import component, registry
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.layout import RunFiles
 from fedpipe.engine import collect, replay
-from fedpipe.engine.blocks import Block
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.engine.clients.load import load_federated_data
 from fedpipe.engine.diagnostics import gradients, head_norms, local_models
@@ -149,19 +148,12 @@ def test_drifted_stack_and_rotation_equal_run_on_new_samples(stack: int, drift: 
 
 @pytest.mark.parametrize("stack", [1, 3])
 def test_drifted_single_rounds_with_blocks_have_equal_bits(stack: int) -> None:
-    run = open_run(LABELS, "fedala", stack)
+    plan = prepare("fedala", LABELS)
+    (run,) = studies.open_runs(plan, stack=stack)
     list(run.run_segment(ROUNDS))
     expected = get_bits(run, range(ROUNDS + 1))
     studies.delete_rounds(run.files.path)
-    for number in range(ROUNDS + 1):  # a new Run for each step
-        if number == 0:
-            list(open_run(LABELS, "fedala", stack).run_segment(0))
-            continue
-        blocks: list[Block] = []
-        for ids in ([0, 1], [2, 3, 4], [5]):
-            blocks.append(open_run(LABELS, "fedala", stack).train(number, ids))
-        open_run(LABELS, "fedala", stack).aggregate(number, blocks)
-        open_run(LABELS, "fedala", stack).evaluate(number)
+    studies.run_single_rounds(plan, ROUNDS, size=4, stack=stack)
     assert get_bits(run, range(ROUNDS + 1)) == expected
     for number in range(ROUNDS + 1):
         comparison = replay.replay_round(open_run(LABELS, "fedala", stack), number)

@@ -11,7 +11,7 @@ from fedpipe.algorithms.batch import ClientInfo, State
 from fedpipe.algorithms.scaffold import Scaffold
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.storage import files
-from fedpipe.engine import collect, replay
+from fedpipe.engine import replay
 from fedpipe.engine.run import Run
 from fedpipe.report import tables
 from fedpipe.report.data import StudyData
@@ -44,8 +44,7 @@ def run_studies(**faults: int) -> tuple[dict, Run]:
     params["study"]["algorithms"] = ["faulty", "fedavg"]
     plan = studies.prepare(params)
     for run in studies.open_runs(plan):
-        list(run.run_segment(ROUNDS))
-        collect.collect_rounds(run.files, ROUNDS, "all")
+        studies.finish_run(run, ROUNDS)
     return plan, studies.open_runs(plan)[0]
 
 
@@ -122,8 +121,7 @@ def test_diverged_run_evaluates_all_participants_and_is_not_best() -> None:
     plan = studies.prepare(params)
     healthy, diverged = studies.open_runs(plan)
     for run in (healthy, diverged):
-        list(run.run_segment(4))
-        collect.collect_rounds(run.files, 4, "all")
+        studies.finish_run(run, 4)
         trained = files.read_parquet(run.files.get_round_files(4).trained_accuracies).to_pandas()
         assert trained["client"].tolist() == run.participants(4)
         comparison = replay.replay_round(run, 4)

@@ -24,10 +24,10 @@ ROUNDS = 4
 
 def test_sigterm_ends_segment_after_its_round() -> None:
     plan = studies.prepare(studies.settings(("fedala",), ROUNDS, federation={"local_epochs": 3}))
-    path = str(plan.runs[0].path)
+    path = plan.runs[0].path
     list(studies.open_runs(plan)[0].run_segment(ROUNDS))
-    expected = studies.hash_results(Path(path))
-    studies.delete_rounds(Path(path))
+    expected = studies.hash_results(path)
+    studies.delete_rounds(path)
     command = [sys.executable, "-m", "fedpipe", *make_segment_command(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
@@ -40,16 +40,16 @@ def test_sigterm_ends_segment_after_its_round() -> None:
     assert match, output
     stop = int(match[1])  # a busy machine may deliver the signal a round late
     assert stop < ROUNDS
-    assert not list_temporary_files(Path(path))
-    assert not Path(path, "segments").exists()
-    assert rerun_segment(path) == (stop, list(range(stop + 1, ROUNDS + 1)))
-    assert studies.hash_results(Path(path)) == expected
+    assert not list_temporary_files(path)
+    assert not (path / "segments").exists()
+    assert rerun_segment(path, ROUNDS) == (stop, list(range(stop + 1, ROUNDS + 1)))
+    assert studies.hash_results(path) == expected
 
 
 def test_sigterm_in_last_round_completes_segment() -> None:
     """No round is left, so the manifest is written."""
     plan = studies.prepare(studies.settings(rounds=1))
-    path = str(plan.runs[0].path)
+    path = plan.runs[0].path
     command = [sys.executable, "-m", "fedpipe", *make_segment_command(path, 1)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
@@ -58,7 +58,7 @@ def test_sigterm_in_last_round_completes_segment() -> None:
         process.send_signal(signal.SIGTERM)
         process.stdout.read()
     assert process.returncode == 0
-    assert Path(path, "segments/0001.json").exists()
+    assert (path / "segments/0001.json").exists()
 
 
 def test_block_killed_by_sigterm_leaves_no_file() -> None:

@@ -11,9 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedpipe.core.storage import layout, packing
-from fedpipe.core.storage.files import write_pt
 from fedpipe.engine import collect
-from fedpipe.engine.blocks import Block
 from fedpipe.engine.clients.executor import BUFFERS
 from fedpipe.engine.run import Run
 from fedpipe.planning.planner import NewPlan
@@ -39,8 +37,7 @@ def prepare_study(label: str = "fedavg", protocols: tuple[str, ...] = KEPT, **se
 
 def run_study(plan: NewPlan, **execution: Any) -> Run:
     run = studies.open_runs(plan, **execution)[0]
-    list(run.run_segment(ROUNDS))
-    collect.collect_rounds(run.files, ROUNDS, plan.keep_models)
+    studies.finish_run(run, ROUNDS, plan.keep_models)
     return run
 
 
@@ -114,16 +111,7 @@ def test_segments_single_rounds_threads_and_pruning_have_equal_kept_scores() -> 
     assert studies.hash_results(run_study(plan, stack=2).files.path) == expected, "three segments differ from one"
 
     delete_results()
-    studies.open_runs(plan, stack=2)[0].write_initial_round()
-    for number in range(1, ROUNDS + 1):
-        ids = studies.open_runs(plan)[0].participants(number)
-        files = run.files.get_round_files(number)
-        for index, members in enumerate((ids[:2], ids[2:])):
-            block = studies.open_runs(plan, stack=2)[0].train(number, members)
-            write_pt(files.get_block_uploads_path(index), block.to_tensors())
-        blocks = [Block.read(files.get_block_uploads_path(index)) for index in range(2)]
-        studies.open_runs(plan, stack=2)[0].aggregate(number, blocks)
-        studies.open_runs(plan, stack=2)[0].evaluate(number)
+    studies.run_single_rounds(plan, ROUNDS, size=2, stack=2)
     collect.collect_rounds(run.files, ROUNDS, "all")
     assert studies.hash_results(run.files.path) == expected, "single rounds differ from a segment"
 
@@ -143,8 +131,7 @@ def test_segments_single_rounds_threads_and_pruning_have_equal_kept_scores() -> 
     assert studies.hash_results(run_study(plan).files.path) == loop_bits
     delete_results()
     threaded_run = studies.open_runs(plan, threads=2)[0]
-    list(threaded_run.run_segment(ROUNDS))
-    collect.collect_rounds(threaded_run.files, ROUNDS, "all")
+    studies.finish_run(threaded_run, ROUNDS)
     assert studies.hash_results(run.files.path) == loop_bits, "threads changed bits"
 
 

@@ -15,11 +15,8 @@ from fedpipe.algorithms.batch import State
 from fedpipe.cli.docs.pages import get_new_client_sentence
 from fedpipe.core.components import component, registry
 from fedpipe.core.storage import layout
-from fedpipe.core.storage.files import write_pt
 from fedpipe.core.storage.layout import RunFiles
 from fedpipe.core.tensors import Tensors
-from fedpipe.engine import collect
-from fedpipe.engine.blocks import Block
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.engine.clients.load import load_federated_data
 from fedpipe.engine.new_clients import add_new_client
@@ -46,8 +43,7 @@ def prepare(*labels: str, **federation: Any) -> NewPlan:
 
 def run_all(run: Run) -> Rows:
     """Run all rounds. Return the rows of the metrics."""
-    list(run.run_segment(ROUNDS))
-    collect.collect_rounds(run.files, ROUNDS, "all")
+    studies.finish_run(run, ROUNDS)
     return layout.read_merged_table(run.files.list_merged_files()[-1].metrics).to_pylist()
 
 
@@ -214,15 +210,7 @@ def test_blocks_and_resumed_run_with_new_clients_have_equal_bits(label: str) -> 
     run_all(studies.open_runs(plan, threads=2, stack=1)[0])
     assert read_round_bits(run) == expected
     studies.delete_rounds(run.files.path)
-    studies.open_runs(plan)[0].write_initial_round()
-    for number in range(1, ROUNDS + 1):
-        files, participants = run.files.get_round_files(number), studies.open_runs(plan)[0].participants(number)
-        blocks = [participants[:1], participants[1:]]
-        for block, ids in enumerate(blocks):
-            write_pt(files.get_block_uploads_path(block), studies.open_runs(plan)[0].train(number, ids).to_tensors())
-        job = studies.open_runs(plan)[0]
-        job.aggregate(number, [Block.read(files.get_block_uploads_path(block)) for block in range(len(blocks))])
-        job.evaluate(number)
+    studies.run_single_rounds(plan, ROUNDS, size=2)
     assert read_round_bits(run) == expected
 
 

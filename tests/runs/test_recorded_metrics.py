@@ -11,9 +11,6 @@ import torch
 from sklearn.metrics import log_loss, roc_auc_score
 
 from fedpipe.core.storage import layout
-from fedpipe.core.storage.files import write_pt
-from fedpipe.engine import collect
-from fedpipe.engine.blocks import Block
 from fedpipe.engine.run import Run
 from fedpipe.planning.planner import NewPlan
 from fedpipe.report.data import StudyData
@@ -34,8 +31,7 @@ def prepare_study(*metrics: str, protocols: tuple[str, ...] = PROTOCOLS) -> NewP
 
 def run_study(plan: NewPlan) -> Run:
     run = studies.open_runs(plan, stack=2)[0]
-    list(run.run_segment(ROUNDS))
-    collect.collect_rounds(run.files, ROUNDS, plan.keep_models)
+    studies.finish_run(run, ROUNDS, plan.keep_models)
     return run
 
 
@@ -111,16 +107,8 @@ def test_single_rounds_with_metrics_have_equal_bits() -> None:
     for path in run.files.path.glob("*.parquet"):
         path.unlink()
     shutil.rmtree(run.files.path / "segments", ignore_errors=True)
-    studies.open_runs(plan, stack=2)[0].write_initial_round()
-    for number in range(1, ROUNDS + 1):
-        ids, files = run.participants(number), run.files.get_round_files(number)
-        paths = [files.get_block_uploads_path(index) for index in range(len(ids))]
-        for client, path in zip(ids, paths, strict=True):
-            write_pt(path, studies.open_runs(plan, stack=2)[0].train(number, [client]).to_tensors())
-        studies.open_runs(plan, stack=2)[0].aggregate(number, [Block.read(path) for path in paths])
-        studies.open_runs(plan, stack=2)[0].evaluate(number)
-    list(studies.open_runs(plan, stack=2)[0].run_segment(ROUNDS))
-    collect.collect_rounds(run.files, ROUNDS, plan.keep_models)
+    studies.run_single_rounds(plan, ROUNDS, size=1, stack=2)
+    run_study(plan)
     assert studies.hash_results(run.files.path) == expected
 
 

@@ -45,11 +45,11 @@ app.main()
 """
 
 
-def make_segment_command(path: str, stop: int = ROUNDS) -> list[str]:
-    return ["segment", path, "--stop", str(stop)]
+def make_segment_command(path: Path, stop: int = ROUNDS) -> list[str]:
+    return ["segment", str(path), "--stop", str(stop)]
 
 
-def rerun_segment(path: str, stop: int = ROUNDS) -> tuple[int, list[int]]:
+def rerun_segment(path: Path, stop: int) -> tuple[int, list[int]]:
     """Run the same command again. Return the number of complete rounds, and the new rounds."""
     process = subprocess.run(
         [sys.executable, "-m", "fedpipe", *make_segment_command(path, stop)], capture_output=True, text=True, check=True
@@ -69,35 +69,33 @@ def list_temporary_files(folder: Path) -> list[Path]:
     return list(folder.rglob("*.tmp"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "write_number", [pytest.param(3, marks=pytest.mark.slow), 11, pytest.param(16, marks=pytest.mark.slow), 22]
 )
 def test_run_resumes_after_kill_during_write(write_number: int) -> None:
-    plan = studies.prepare(studies.settings(("scaffold",), ROUNDS))
-    path = str(plan.runs[0].path)
-    list(studies.open_runs(plan)[0].run_segment(ROUNDS))
-    expected = studies.hash_results(Path(path))
-    studies.delete_rounds(Path(path))
+    plan, run = studies.train_scaffold(ROUNDS)
+    path = run.files.path
+    expected = studies.hash_results(path)
+    studies.delete_rounds(path)
 
     killed_process = subprocess.run(
         [sys.executable, "-c", DYING, str(write_number), *make_segment_command(path)], capture_output=True
     )
     assert killed_process.returncode == -signal.SIGKILL
-    assert list_temporary_files(Path(path)), "the kill should interrupt a write"
-    complete_folders = [folder for folder in sorted(Path(path, "rounds").iterdir()) if (folder / "round.json").exists()]
+    assert list_temporary_files(path), "the kill should interrupt a write"
+    complete_folders = [folder for folder in sorted((path / "rounds").iterdir()) if (folder / "round.json").exists()]
     complete_count, rounds = resume_segment(plan)
     assert complete_count == max(len(complete_folders) - 1, 0)
     assert rounds == list(range(complete_count + 1, ROUNDS + 1))
-    assert studies.hash_results(Path(path)) == expected
-    assert not list_temporary_files(Path(path)), "temporary files should be deleted"
+    assert studies.hash_results(path) == expected
+    assert not list_temporary_files(path), "temporary files should be deleted"
 
 
 class FinishedRun(NamedTuple):
     """The folder of a study with one run, whose rounds are deleted, and their expected bits."""
 
     folder: Path
-    path: str
+    plan: NewPlan
     expected: dict[str, str]
 
 
@@ -111,7 +109,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
         list(studies.open_runs(plan)[0].run_segment(ROUNDS))
         expected = studies.hash_results(path)
         studies.delete_rounds(path)
-    return FinishedRun(folder, str(path), expected)
+    return FinishedRun(folder, plan, expected)
 
 
 @pytest.mark.slow
@@ -119,7 +117,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
 def test_run_resumes_after_kill_at_any_moment(moment: int, finished_run: FinishedRun) -> None:
     """The moment is a line of output plus a fraction of a round."""
     shutil.copytree(finished_run.folder, Path(), dirs_exist_ok=True)
-    path = finished_run.path
+    path = finished_run.plan.runs[0].path
     worker = subprocess.Popen(
         [sys.executable, "-u", "-m", "fedpipe", *make_segment_command(path)],
         stdout=subprocess.PIPE,
@@ -134,19 +132,19 @@ def test_run_resumes_after_kill_at_any_moment(moment: int, finished_run: Finishe
     except subprocess.TimeoutExpired:
         os.killpg(worker.pid, signal.SIGKILL)
         worker.wait()
-    complete = len(RunFiles(Path(path)).list_complete_rounds()) - 1
-    complete_count, rounds = rerun_segment(path)
+    complete = len(RunFiles(path).list_complete_rounds()) - 1
+    complete_count, rounds = resume_segment(finished_run.plan)
     assert complete_count == max(complete, 0)
     assert rounds == list(range(complete_count + 1, ROUNDS + 1))
-    assert studies.hash_results(Path(path)) == finished_run.expected
+    assert studies.hash_results(path) == finished_run.expected
 
 
 def test_longer_plan_continues_shorter_run() -> None:
     plan = studies.prepare(studies.settings(rounds=2))
-    path = str(plan.runs[0].path)
+    path = plan.runs[0].path
     assert resume_segment(plan, 2) == (0, [1, 2])
     longer_plan = studies.prepare(studies.settings(rounds=4))
-    assert str(longer_plan.runs[0].path) == path
+    assert longer_plan.runs[0].path == path
     assert rerun_segment(path, 4) == (2, [3, 4])
     assert resume_segment(longer_plan, 4) == (4, [])
     assert resume_segment(longer_plan, 2) == (2, [])
@@ -176,24 +174,21 @@ def damage_file(file: Path, damage: str) -> None:
     ],
 )
 def test_resumed_run_recomputes_damaged_files(name: str, damage: str, rounds: list[int]) -> None:
-    plan = studies.prepare(studies.settings(("scaffold",), ROUNDS))
-    path = str(plan.runs[0].path)
-    list(studies.open_runs(plan)[0].run_segment(ROUNDS))
-    expected = studies.hash_results(Path(path))
-    file = Path(path, name)
+    plan, run = studies.train_scaffold(ROUNDS)
+    path = run.files.path
+    expected, file = studies.hash_results(path), path / name
     if not file.exists():  # the segment has packed its rounds
-        packing.unpack_folder(Path(path, "rounds"))
+        packing.unpack_folder(path / "rounds")
     damage_file(file, damage)
     assert resume_segment(plan)[1] == rounds
-    assert studies.hash_results(Path(path)) == expected
-    assert not list(Path(path, "rounds").rglob("*.json"))
+    assert studies.hash_results(path) == expected
+    assert not list((path / "rounds").rglob("*.json"))
 
 
 def test_resumed_run_does_not_recompute_damaged_early_state() -> None:
     """Resuming needs only the last state. The damaged one is an error if you load it."""
-    plan = studies.prepare(studies.settings(("scaffold",), ROUNDS))
-    path = plan.runs[0].path
-    list(studies.open_runs(plan)[0].run_segment(ROUNDS))
+    plan, run = studies.train_scaffold(ROUNDS)
+    path = run.files.path
     packing.unpack_folder(path / "rounds")
     damage_file(path / "rounds/0002/server.pt", "truncate")
     assert resume_segment(plan)[1] == []
@@ -202,9 +197,8 @@ def test_resumed_run_does_not_recompute_damaged_early_state() -> None:
 
 
 def test_resumed_run_recomputes_damaged_member_of_pack() -> None:
-    plan = studies.prepare(studies.settings(("scaffold",), ROUNDS))
-    path = plan.runs[0].path
-    list(studies.open_runs(plan)[0].run_segment(ROUNDS))
+    plan, run = studies.train_scaffold(ROUNDS)
+    path = run.files.path
     expected, pack, damaged_file = studies.hash_results(path), path / "rounds.zip", path / "rounds/0003/metrics.parquet"
     data, member = bytearray(pack.read_bytes()), archive.read_pack_member(damaged_file)
     data[data.index(member) + len(member) // 2] ^= 1
@@ -216,17 +210,14 @@ def test_resumed_run_recomputes_damaged_member_of_pack() -> None:
 
 
 def test_collect_error_shows_how_to_repair_damaged_round() -> None:
-    plan = studies.prepare(studies.settings(("scaffold",), ROUNDS))
-    path = str(plan.runs[0].path)
-    (run,) = studies.open_runs(plan)
-    list(run.run_segment(ROUNDS))
+    plan, run = studies.train_scaffold(ROUNDS)
     packing.unpack_folder(run.files.rounds_folder)
     damaged_file = run.files.get_round_files(3).participants
     damaged_file.unlink()
     with pytest.raises(ArtifactError) as error:
         collect.collect_rounds(run.files, ROUNDS, "all")
     message = str(error.value)
-    assert message.startswith(f"{damaged_file} is missing. Type `rm -r {path}/segments` and run again.")
+    assert message.startswith(f"{damaged_file} is missing. Type `rm -r {run.files.path}/segments` and run again.")
     subprocess.run(message.split("`")[1].split(), check=True)
     assert resume_segment(plan) == (2, [3, 4])
     collect.collect_rounds(run.files, ROUNDS, "all")
@@ -235,15 +226,13 @@ def test_collect_error_shows_how_to_repair_damaged_round() -> None:
 @pytest.mark.slow
 def test_run_resumes_after_kill_during_packing() -> None:
     """The kill interrupts the write of the pack, or the deletion of files that are in the pack."""
-    plan = studies.prepare(studies.settings(("scaffold",), ROUNDS))
-    path = plan.runs[0].path
-    (run,) = studies.open_runs(plan)
-    list(run.run_segment(ROUNDS))
+    plan, run = studies.train_scaffold(ROUNDS)
+    path = run.files.path
     expected = studies.hash_results(path)
     writes = 4 + ROUNDS * 9  # writes of round 0 and of the other rounds
     studies.delete_rounds(path)
     killed_process = subprocess.run(
-        [sys.executable, "-c", DYING, str(writes), *make_segment_command(str(path))], capture_output=True
+        [sys.executable, "-c", DYING, str(writes), *make_segment_command(path)], capture_output=True
     )
     assert killed_process.returncode == -signal.SIGKILL
     assert next(file.name for file in list_temporary_files(path)).startswith(".rounds.zip.")
@@ -256,19 +245,6 @@ def test_run_resumes_after_kill_during_packing() -> None:
     (path / "rounds/0002/state.json").unlink()
     assert resume_segment(plan) == (ROUNDS, [])
     assert studies.hash_results(path) == expected
-
-
-def test_read_pt_rejects_pickled_object() -> None:
-    import torch
-
-    class Evil:
-        def __reduce__(self):
-            return (os.system, ("touch harm",))
-
-    torch.save({"model": Evil()}, "evil.pt")
-    with pytest.raises(ArtifactError, match=r"evil\.pt can't be read"):
-        files.read_pt(Path("evil.pt"))
-    assert not Path("harm").exists()
 
 
 @pytest.mark.parametrize(

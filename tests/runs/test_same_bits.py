@@ -12,7 +12,6 @@ from fedpipe.core.components import component, registry
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage.files import write_pt
 from fedpipe.engine import collect
-from fedpipe.engine.blocks import Block
 from fedpipe.engine.run import Run
 from fedpipe.engine.stack import schedule
 from fedpipe.engine.torch_env import numerics
@@ -35,51 +34,23 @@ def delete_results(run: Run) -> None:
         shutil.rmtree(run.files.path / folder, ignore_errors=True)
 
 
-def run_segment(run: Run) -> None:
-    list(run.run_segment(ROUNDS))
-
-
-def run_single_rounds(plan: dict, index: int, size: int) -> None:
-    """Run single rounds as the DAG does, with a new Run for each job and blocks in files."""
-
-    def open_new_run() -> Run:
-        return studies.open_runs(plan)[index]
-
-    open_new_run().write_initial_round()
-    for number in range(1, ROUNDS + 1):
-        ids = open_new_run().participants(number)
-        files = open_new_run().files.get_round_files(number)
-        blocks = [ids[first : first + size] for first in range(0, len(ids), size)]
-        for block, members in enumerate(blocks):
-            run = open_new_run()
-            write_pt(files.get_block_uploads_path(block), run.train(number, members).to_tensors())
-        open_new_run().aggregate(
-            number, [Block.read(files.get_block_uploads_path(block)) for block in range(len(blocks))]
-        )
-        open_new_run().evaluate(number)
-
-
 @pytest.mark.parametrize("label", ALGORITHMS)
-def test_repeated_runs_segments_and_single_rounds_have_equal_bits(label: str) -> None:
+def test_segments_threads_and_single_rounds_have_equal_bits(label: str) -> None:
     protocols = {"protocols": ["global-on-global", "personal-on-local", "trained-on-local", "finetuned-on-local"]}
     plan = studies.prepare(studies.settings((label,), ROUNDS, evaluation=protocols))
     run = studies.open_runs(plan)[0]
-    run_segment(run)
+    list(run.run_segment(ROUNDS))
     expected = collect_results(run)
     merged_files = {f"joined/{ROUNDS:04}/{name}.parquet" for name in ("metrics", "matrices", "rounds")}
     assert merged_files | {f"rounds/{ROUNDS:04}/server.pt"} <= expected.keys()
 
     delete_results(run)
-    run_segment(studies.open_runs(plan, threads=2)[0])
-    assert collect_results(run) == expected, "two runs differ"
+    for stop in (ROUNDS - 1, ROUNDS):
+        list(studies.open_runs(plan, threads=2)[0].run_segment(stop))
+    assert collect_results(run) == expected, "two segments over two threads differ from one"
 
     delete_results(run)
-    list(studies.open_runs(plan)[0].run_segment(ROUNDS - 1))
-    list(studies.open_runs(plan)[0].run_segment(ROUNDS))
-    assert collect_results(run) == expected, "two segments differ from one"
-
-    delete_results(run)
-    run_single_rounds(plan, 0, size=3)
+    studies.run_single_rounds(plan, ROUNDS, size=3)
     assert collect_results(run) == expected, "single rounds with blocks of three differ from a segment"
 
 
@@ -94,12 +65,7 @@ def test_stack_has_equal_bits_in_single_rounds_with_blocks(label: str) -> None:
     assert len(stacks[0][0]["widths"]) > 1, "clients of a stack should end after different numbers of steps"
     expected = collect_results(run, 2)
     delete_results(run)
-    run = studies.open_runs(plan, stack=4)[0]
-    run.write_initial_round()
-    for number in (1, 2):
-        ids = run.participants(number)
-        run.aggregate(number, [run.train(number, ids[:3]), run.train(number, ids[3:])])
-        run.evaluate(number)
+    studies.run_single_rounds(plan, 2, size=3, stack=4)
     assert [run.checkpoint.read_state_json(number)["stacks"] for number in (1, 2)] == stacks
     assert collect_results(run, 2) == expected
 
@@ -112,11 +78,7 @@ def test_client_keeps_its_row_of_stack_in_block_of_one_client() -> None:
     list(run.run_segment(2))
     expected = collect_results(run, 2)
     delete_results(run)
-    run = studies.open_runs(plan, stack=3)[0]
-    run.write_initial_round()
-    for number in (1, 2):
-        run.aggregate(number, [run.train(number, [client]) for client in run.participants(number)])
-        run.evaluate(number)
+    studies.run_single_rounds(plan, 2, size=1, stack=3)
     assert collect_results(run, 2) == expected
 
 
@@ -127,15 +89,7 @@ def test_cnn_with_one_participant_has_equal_bits_in_blocks() -> None:
     list(run.run_segment(2))
     expected = collect_results(run, 2)
     delete_results(run)
-    for number in range(3):
-        run = studies.open_runs(plan)[0]
-        if not number:
-            run.write_initial_round()
-            continue
-        path = run.files.get_round_files(number).get_block_uploads_path(0)
-        write_pt(path, run.train(number, run.participants(number)).to_tensors())
-        run.aggregate(number, [Block.read(path)])
-        run.evaluate(number)
+    studies.run_single_rounds(plan, 2, size=1)
     assert collect_results(run, 2) == expected
 
 

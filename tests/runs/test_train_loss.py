@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from fedpipe.core.storage import files
-from fedpipe.engine import collect, rounds
+from fedpipe.engine import rounds
 from fedpipe.engine.clients import executor
 from fedpipe.engine.run import Run
 from fedpipe.report.data import StudyData
@@ -25,8 +25,7 @@ def run_study(**execution: Any) -> Run:
     params = studies.settings(("fedavg",), ROUNDS, evaluation={"protocols": protocols}, transforms=NOISY)
     plan = studies.prepare(params)
     run = studies.open_runs(plan, **execution)[0]
-    list(run.run_segment(ROUNDS))
-    collect.collect_rounds(run.files, ROUNDS, "all")
+    studies.finish_run(run, ROUNDS)
     return run
 
 
@@ -89,8 +88,7 @@ def test_epoch_seconds_cover_only_passes(stack: int, monkeypatch: pytest.MonkeyP
     params = studies.settings(("fedavg",), 1, federation={"local_epochs": 3})
     plan = studies.prepare(params)
     (run,) = studies.open_runs(plan, stack=stack)
-    list(run.run_segment(1))
-    collect.collect_rounds(run.files, 1, "all")
+    studies.finish_run(run, 1)
     (times,) = files.read_json(run.files.get_merged_files(1).times)["rounds"]
     assert run.federation.participants == 5
     assert times["epoch"] == pytest.approx(6.0 / 3 / (1 if stack == 1 else 5))

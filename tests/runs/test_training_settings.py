@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from fedpipe.core.errors import SettingsError
-from fedpipe.core.storage.files import read_json, write_pt
+from fedpipe.core.storage.files import read_json
 from fedpipe.core.storage.layout import RunFiles
-from fedpipe.engine.blocks import Block
 from fedpipe.engine.run import Run
 from fedpipe.planning import planner, run_settings
 from fedpipe.planning.run_settings import RunSettings
@@ -31,10 +30,7 @@ def plan_key(**federation: Any) -> str:
     return run.key
 
 
-def test_key_depends_on_training_settings_but_not_on_explicit_defaults(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_key_depends_on_training_settings_but_not_on_explicit_defaults() -> None:
     default_key = plan_key()
     defaults = {"schedule": {"name": "constant"}, "local_steps": None, "clip_norm": None, "local_epochs": 1}
     assert plan_key(**defaults) == default_key
@@ -57,7 +53,7 @@ def test_key_depends_on_training_settings_but_not_on_explicit_defaults(
     )
 
 
-def test_key_ignores_late_field_at_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_ignores_late_field_at_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """A later version with more fields has the same keys for runs at the defaults, and reads their run.yaml."""
 
     class LaterFederation(Federation):
@@ -73,7 +69,6 @@ def test_key_ignores_late_field_at_default(tmp_path: Path, monkeypatch: pytest.M
         "prox": 0.5,
         "server_schedule": {"name": "exponential", "gamma": 0.9, "warmup": 0},
     }
-    monkeypatch.chdir(tmp_path)
     default_key = plan_key()
     files = RunFiles.from_key("fedavg", default_key)
     planner.write_plan(planner.make_plan())
@@ -96,30 +91,18 @@ def test_segments_and_blocks_with_schedule_have_equal_bits(
         (tmp_path / cut).mkdir()
         monkeypatch.chdir(tmp_path / cut)
         plan = studies.prepare(studies.settings(("scaffold",), federation=SETTINGS))
-
-        def open_new_run(plan: planner.NewPlan = plan) -> Run:
-            return studies.open_runs(plan, stack=stack, device="cpu")[0]
-
         if cut == "blocks":
-            open_new_run().write_initial_round()
-            for number in range(1, 5):
-                files, blocks = open_new_run().files.get_round_files(number), []
-                for index, client in enumerate(open_new_run().participants(number)):
-                    write_pt(files.get_block_uploads_path(index), open_new_run().train(number, [client]).to_tensors())
-                    blocks.append(Block.read(files.get_block_uploads_path(index)))
-                open_new_run().aggregate(number, blocks)
-                open_new_run().evaluate(number)
+            studies.run_single_rounds(plan, 4, size=1, stack=stack, device="cpu")
         else:
             for stop in (4,) if cut == "whole" else (2, 4):
-                list(open_new_run().run_segment(stop))
-        results.append(hash_states(open_new_run()))
+                list(studies.open_runs(plan, stack=stack, device="cpu")[0].run_segment(stop))
+        results.append(hash_states(studies.open_runs(plan)[0]))
     assert results[0] == results[1] == results[2]
     assert "rounds/0004/server.pt" in results[0]
 
 
-def test_epoch_seconds_depend_on_local_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_epoch_seconds_depend_on_local_steps() -> None:
     """times.json contains the seconds of a local epoch, also with `local_steps`. Bytes do not change."""
-    monkeypatch.chdir(tmp_path)
     epoch_seconds, traffic = [], []
     for settings in ({"local_steps": 7}, {"local_epochs": 2}):
         plan = studies.prepare(studies.settings(federation=settings))
@@ -164,17 +147,13 @@ REJECTED = [
 @pytest.mark.parametrize(
     ("federation", "sentence"), REJECTED, ids=lambda value: "-".join(value) if isinstance(value, dict) else ""
 )
-def test_invalid_training_settings_are_rejected(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, federation: dict[str, Any], sentence: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_invalid_training_settings_are_rejected(federation: dict[str, Any], sentence: str) -> None:
     message = plan_with_error(studies.settings(federation=federation))
     assert re.match(sentence, message), message
     assert "\n" not in message
 
 
-def test_methods_reject_unsupported_training_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_methods_reject_unsupported_training_settings() -> None:
     for label in ("fedrep", "feddual"):
         message = plan_with_error(studies.settings((label,), federation={"local_steps": 5}))
         assert message.startswith(f"federation.local_steps: 5 can't be used with {label}")
@@ -189,8 +168,7 @@ def test_methods_reject_unsupported_training_settings(tmp_path: Path, monkeypatc
     assert len(planner.make_plan().runs) == 2, "a method may override epochs"
 
 
-def test_finetuning_rejects_learning_rate_of_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_finetuning_rejects_learning_rate_of_zero() -> None:
     settings = studies.settings(
         federation={"schedule": {"name": "cosine", "period": 4}}, evaluation={"protocols": ["finetuned-on-local"]}
     )
@@ -202,16 +180,14 @@ def test_finetuning_rejects_learning_rate_of_zero(tmp_path: Path, monkeypatch: p
     assert planner.make_plan().warnings == ()
 
 
-def test_plan_warns_about_learning_rate_that_rises_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_plan_warns_about_learning_rate_that_rises_again() -> None:
     studies.write(studies.settings(federation={"schedule": {"name": "cosine", "period": 2, "warmup": 1}}), Path())
     (warning,) = planner.make_plan().warnings
     assert warning.startswith("federation.schedule.period: 2 ")
     assert "round 3 of 4" in warning
 
 
-def test_grid_varies_schedule_and_local_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_grid_varies_schedule_and_local_steps() -> None:
     settings = studies.settings(federation={"schedule": {"name": "step", "step_size": 2}})
     settings["study"]["grid"] = {
         "federation.schedule.gamma": [0.1, 0.5],

@@ -101,7 +101,6 @@ def test_segment_reports_error_in_custom_algorithm(
     monkeypatch: pytest.MonkeyPatch,
     run_fedpipe: RunFedpipe,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "own", raising=False)
     (tmp_path / "own.py").write_text(OWN.format(body))
@@ -120,10 +119,7 @@ def test_segment_reports_error_in_custom_algorithm(
         (["collect", "--rounds", "1", "--keep-models", "0"], "artifacts.keep_models: 0 can't be used"),
     ],
 )
-def test_invalid_option_of_job_is_rejected(
-    command: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_fedpipe: RunFedpipe
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_invalid_option_of_job_is_rejected(command: list[str], sentence: str, run_fedpipe: RunFedpipe) -> None:
     plan = studies.prepare(studies.settings(rounds=1))
     name, *options = command
     message = run_with_error(run_fedpipe, name, str(plan.runs[0].path), *options)
@@ -142,7 +138,6 @@ def test_error_about_running_statistics_shows_net_parameters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_fedpipe: RunFedpipe
 ) -> None:
     """The message shows the method that omits running statistics."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "own", raising=False)
     body = (

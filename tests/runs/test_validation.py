@@ -13,7 +13,6 @@ import torch.nn.functional as F
 
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage import files, layout
-from fedpipe.engine import collect
 from fedpipe.planning import planner
 from fedpipe.report import tables
 from fedpipe.report.data import StudyData
@@ -37,8 +36,7 @@ def make_settings(labels: tuple[str, ...] = ("fedavg",), **sections: Any) -> dic
 @pytest.mark.parametrize("stack", [1, 3])
 def test_models_are_evaluated_on_validation_samples_of_clients(stack: int) -> None:
     (run,) = studies.open_runs(studies.prepare(make_settings(("fedproto",))), stack=stack)
-    list(run.run_segment(ROUNDS))
-    collect.collect_rounds(run.files, ROUNDS, "all")
+    studies.finish_run(run, ROUNDS)
     clients, all_clients = run.clients, range(run.federation.clients)
     assert sum(map(len, clients.validation)) > 0
     for client in all_clients:
@@ -54,8 +52,7 @@ def test_models_are_evaluated_on_validation_samples_of_clients(stack: int) -> No
 @pytest.mark.parametrize("stack", [1, 3])
 def test_validation_scores_match_plain_pytorch(stack: int) -> None:
     (run,) = studies.open_runs(studies.prepare(make_settings()), stack=stack)
-    list(run.run_segment(ROUNDS))
-    collect.collect_rounds(run.files, ROUNDS, "all")
+    studies.finish_run(run, ROUNDS)
     personal, global_scores = (
         studies.read_scores(run, ROUNDS, f"{model}-on-validation") for model in ("personal", "global")
     )
@@ -95,8 +92,7 @@ def test_best_on_validation_changes_best_grid_point_and_caption() -> None:
     plan = studies.prepare(make_settings(study=grid, report=report))
     correct_by_test = {"local": 1, "validation": 0}, {"local": 0, "validation": 1}
     for run, is_correct in zip(studies.open_runs(plan), correct_by_test, strict=True):
-        list(run.run_segment(ROUNDS))
-        collect.collect_rounds(run.files, ROUNDS, "all")
+        studies.finish_run(run, ROUNDS)
         merged_files = run.files.get_merged_files(ROUNDS)
         table = layout.read_merged_table(merged_files.metrics)
         correct_counts = [row["total"] * is_correct[row["protocol"].rpartition("-")[2]] for row in table.to_pylist()]
@@ -115,8 +111,7 @@ def test_best_on_validation_changes_best_grid_point_and_caption() -> None:
     assert "validation samples" not in caption
 
 
-def test_written_plan_keeps_best_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_written_plan_keeps_best_on() -> None:
     grid = {"grid": {"federation.learning_rate": [0.01, 0.1]}}
     report = {"best_over": ["federation.learning_rate"], "best_on": "validation"}
     studies.write(make_settings(study=grid, report=report), Path())

@@ -24,18 +24,14 @@ from fedpipe.settings.schema import build_json_schema
 from tests import small_studies as studies
 from tests.docs.page_blocks import PAGES, blocks
 
+pytestmark = pytest.mark.usefixtures("in_empty_folder")
+
 ROOT = Path(__file__).parents[2]
 SECTIONS = ", ".join(Params.model_fields)
 ALGORITHMS = ", ".join(registry.list_components(component.ALGORITHM))
 *FIRST, LAST = (f"'{name}'" for name in get_args(base.Protocol))
 PROTOCOLS = f"{', '.join(FIRST)} or {LAST}"
 JARGON = re.compile(r"Tuple|String|Keys|literal\[|constrained|\[key\]|\binstance\b|after validation|pydantic")
-
-
-@pytest.fixture(autouse=True)
-def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 @dataclass(frozen=True, kw_only=True)

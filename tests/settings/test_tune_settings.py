@@ -15,6 +15,8 @@ from fedpipe.planning import planner
 from fedpipe.settings.tune import Range, Tune
 from tests import small_studies as studies
 
+pytestmark = pytest.mark.usefixtures("in_empty_folder")
+
 OVER = {"federation.learning_rate": {"log": [0.01, 1]}, "algorithms.fedprox.mu": {"log": [0.01, 1]}}
 TUNE = {"over": OVER, "draws": 4, "rungs": [1, 2], "by": "personal-on-validation", "seeds": [100]}
 
@@ -23,11 +25,6 @@ def plan_study(tune: dict[str, Any], preset: str = "full", **sections: Any) -> p
     sections = {"dataset": {"validation_fraction": 0.2}} | sections
     studies.write(studies.settings(("fedavg", "fedprox"), tune=TUNE | tune, **sections), Path())
     return planner.make_plan(preset=preset)
-
-
-@pytest.fixture(autouse=True)
-def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from snakemake.io import is_flagged
 from snakemake.iocontainers import Wildcards
 
 from fedpipe.core.errors import ArtifactError, SettingsError
-from fedpipe.engine.collect import collect_rounds
 from fedpipe.planning import planner
 from fedpipe.report import contents
 from fedpipe.report.data import StudyData
@@ -23,13 +22,9 @@ from fedpipe.workflow.dag import Dag
 from fedpipe.workflow.selection import StudySelection
 from tests import small_studies as studies
 
+pytestmark = pytest.mark.usefixtures("in_empty_folder")
+
 LABELS = ("fedavg",)
-
-
-@pytest.fixture(autouse=True)
-def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
 
 
 def write_study(path: str = "params.yaml", labels: tuple[str, ...] = LABELS, rounds: int = 4, **sections: Any) -> Path:
@@ -191,8 +186,7 @@ def test_all_results_cover_files_of_study() -> None:
 def test_table_output_matches_written_report_files() -> None:
     plan = studies.prepare(studies.settings(rounds=1))
     for run in studies.open_runs(plan):
-        assert max(run.run_segment(1)) == 1
-        collect_rounds(run.files, 1, "all")
+        studies.finish_run(run, 1)
     written = contents.build_report_files(StudyData(plan))
     assert sorted(map(str, written)) == sorted(dag.get_table_output(plan))
 

@@ -44,9 +44,8 @@ def read_files() -> list[list[dict[str, Any]]]:
 
 
 @pytest.fixture(autouse=True)
-def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("Snakefile").write_text(SNAKEFILE)
+def write_snakefile(in_empty_folder: Path) -> None:
+    (in_empty_folder / "Snakefile").write_text(SNAKEFILE)
 
 
 def test_snakemake_started_by_logger_plugin_imports_no_pandas() -> None:

@@ -15,7 +15,6 @@ from torch import nn
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import layout, packing
 from fedpipe.core.storage.files import read_json, read_pt, write_json, write_pt
-from fedpipe.engine import collect
 from fedpipe.engine.clients import optimizers
 from fedpipe.engine.clients.executor import BUFFERS
 from fedpipe.engine.diagnostics import features, gradients, head_norms, local_models, step_traces, surface
@@ -38,8 +37,7 @@ def run_study(label: str = "fedavg", execution: dict[str, Any] | None = None, **
     sections["dataset"] = {"subset": 400} | sections.get("dataset", {})
     plan = studies.prepare(studies.settings((label,), ROUNDS, evaluation=evaluation, **sections))
     (run,) = studies.open_runs(plan, **(execution or {}))
-    list(run.run_segment(ROUNDS))
-    collect.collect_rounds(run.files, ROUNDS, plan.keep_models)
+    studies.finish_run(run, ROUNDS, plan.keep_models)
     return run
 
 
@@ -123,8 +121,7 @@ def run_with_stack(label: str, sections: dict[str, Any], stack: int) -> Run:
         params["model"] = {"name": sections["model"]["name"]}
     plan = studies.prepare(params)
     (run,) = studies.open_runs(plan, stack=stack)
-    list(run.run_segment(ROUNDS))
-    collect.collect_rounds(run.files, ROUNDS, plan.keep_models)
+    studies.finish_run(run, ROUNDS, plan.keep_models)
     return run
 
 

@@ -13,7 +13,6 @@ from fedpipe.cli import app
 from fedpipe.core.components import code_digest
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import files
-from fedpipe.engine import collect
 from fedpipe.planning import planner
 from fedpipe.planning.plan import Plan
 from tests import small_studies as studies
@@ -132,8 +131,7 @@ def test_pruning_keeps_states_that_diagnostics_need(label: str) -> None:
     params["diagnostics"] = {"n": {"kind": "head-norms", "rounds": [3]}}
     plan = studies.prepare(params)
     (run,) = studies.open_runs(plan)
-    list(run.run_segment(6))
-    collect.collect_rounds(run.files, 6, plan.keep_models)
+    studies.finish_run(run, 6, plan.keep_models)
     retained_rounds = [number for number in range(7) if run.files.get_round_files(number).server_state.exists()]
     assert retained_rounds == [0, 2, 3, 5, 6]
     (diagnostic,) = plan.diagnostics
