@@ -265,8 +265,11 @@ class DerivedStudy:
         if any(grid.is_key_within_section(override.key, "dataset") for override in self.overrides):
             base, path = base | {"dataset": self.settings.get("dataset") or {}}, self.path  # the base may lack data
         params = parser.parse_params(base, None, (), format_download_command(path))  # the names in its messages
-        labels = (settings.get("study") or {}).get("algorithms", params.study.algorithms)
-        grid_lists = (settings.get("study") or {}).get("grid") or {}
+        study = settings.get("study") or {}
+        grid_lists = (study.get("grid") or {}) if isinstance(study, dict) else None
+        if not isinstance(grid_lists, dict):
+            return  # the plan rejects the preset
+        labels = study.get("algorithms", params.study.algorithms)
         for override in self.overrides:
             grid.reject_unknown_key("-S", override.key, params)
             section, _, name = override.key.partition(".")

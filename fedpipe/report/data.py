@@ -233,7 +233,9 @@ class StudyData:
     @cached_property
     def statistics(self) -> pd.DataFrame:
         """Table of :func:`fedpipe.report.statistics.build_statistics_table`."""
-        return statistics.build_statistics_table(self.plan, self.metrics, self.scores, self.round_traffic)
+        return statistics.build_statistics_table(
+            self.plan, self.metrics, self.scores, self.round_traffic, self.table_row_keys
+        )
 
     # -- files -------------------------------------------------------------------------------------------------------
 

@@ -152,9 +152,15 @@ def compute_class_statistics(metrics: pd.DataFrame, keys: Sequence[str]) -> pd.D
 
 
 def build_statistics_table(
-    plan: Plan, metrics: pd.DataFrame, scores: pd.DataFrame, rounds: pd.DataFrame
+    plan: Plan,
+    metrics: pd.DataFrame,
+    scores: pd.DataFrame,
+    rounds: pd.DataFrame,
+    table_row_keys: Collection[tuple[Hashable, ...]],
 ) -> pd.DataFrame:
-    """Build all statistics by algorithm, grid point and protocol. Differences are in the study's first metric.
+    """Build all statistics by algorithm, grid point and protocol.
+
+    Differences are in the study's first metric, to the baseline's row of ``table_row_keys`` at the same grid point.
 
     Returns
     -------
@@ -183,7 +189,7 @@ def build_statistics_table(
     cell_columns = [*row_key_columns, "protocol", "statistic"]
     means = pd.concat(values).groupby(cell_columns, sort=False)["value"].agg(["mean", "std", "count"])
     statistics_frame = means.rename(columns={"count": "seeds"}).assign(half_width=math.nan)
-    if differences := _compute_differences(plan, scores):
+    if differences := _compute_differences(plan, scores, table_row_keys):
         statistics_frame = pd.concat([statistics_frame, pd.DataFrame(differences).set_index(cell_columns)])
     row_keys = dict.fromkeys(results.get_row_key(plan, cell) for cell in results.sort_cells(plan))
     order = itertools.product(row_keys, results.list_evaluation_protocols(plan, scores), STATISTICS)
@@ -191,10 +197,12 @@ def build_statistics_table(
     return statistics_frame.reindex(keys).reset_index().astype({"seeds": int})
 
 
-def _compute_differences(plan: Plan, scores: pd.DataFrame) -> list[dict[str, Any]]:
+def _compute_differences(
+    plan: Plan, scores: pd.DataFrame, table_row_keys: Collection[tuple[Hashable, ...]]
+) -> list[dict[str, Any]]:
     """Compute the differences of each method to the baseline at the same point of the grid, in the first metric.
 
-    With `report.best_over` the baseline has its best value.
+    With `report.best_over` the baseline has its best value, which is its row in the table.
     """
     report, rows = plan.report, list[dict[str, Any]]()
     if report.baseline is None:
@@ -202,14 +210,13 @@ def _compute_differences(plan: Plan, scores: pd.DataFrame) -> list[dict[str, Any
     metric, columns = plan.metrics[0], ["algorithm", *plan.grid, "protocol"]
     frame = results.compute_reported_scores(scores[scores["metric"] == metric], report.round, report.last_k)
     frame = frame[frame["average"] == report.average]
-    shown_rows = results.select_best_rows(plan, results.average_over_seeds(frame, [*columns, "metric"]))
     by_seed: dict[tuple[Hashable, ...], pd.Series[float]] = {
         key: METRICS[metric].factor * lines.set_index("seed")["score"]
         for key, lines in frame.groupby(columns, sort=False)
     }
     cells_by_row = {results.get_row_key(plan, cell): cell for cell in results.sort_cells(plan)}
     for row_key, cell in cells_by_row.items():
-        baseline_key = _find_baseline_row(plan, cell, shown_rows)
+        baseline_key = _find_baseline_row(plan, cell, table_row_keys)
         if baseline_key is None or cell.algorithm == report.baseline:
             continue
         for protocol in dict.fromkeys(scores["protocol"]):
@@ -224,7 +231,7 @@ def _compute_differences(plan: Plan, scores: pd.DataFrame) -> list[dict[str, Any
 
 
 def _find_baseline_row(
-    plan: Plan, cell: Cell, shown_rows: Collection[tuple[Hashable, ...]]
+    plan: Plan, cell: Cell, table_row_keys: Collection[tuple[Hashable, ...]]
 ) -> tuple[Hashable, ...] | None:
     """Find the baseline's row at a cell's grid point. None if there are several."""
 
@@ -234,5 +241,5 @@ def _find_baseline_row(
 
     baseline_cells = [each for each in plan.cells if each.algorithm == plan.report.baseline]
     row_keys = {results.get_row_key(plan, each) for each in baseline_cells if has_same_grid_values(each)}
-    keys = [key for key in shown_rows if key in row_keys]
+    keys = [key for key in table_row_keys if key in row_keys]
     return keys[0] if len(keys) == 1 else None

@@ -186,6 +186,17 @@ def test_derived_study_value_takes_precedence_over_preset() -> None:
     assert len(lines) == 4
 
 
+@pytest.mark.parametrize("change", ["study.grid: [0]", "study: 3"])
+def test_derived_study_with_invalid_grid_of_preset_names_option_in_error_of_study(change: str) -> None:
+    Path("params.yaml").write_text(BASE.replace("presets:", f"presets:\n  small: {{{change}}}"))
+    messages = []
+    for options in ([], ["-S", "execution.stack=2"]):
+        with pytest.raises(SettingsError, match=change.partition(":")[0]) as error:
+            run_fedpipe("plan", "--dry-run", "--preset", "small", *options)
+        messages.append(str(error.value))
+    assert messages[1] == f"{messages[0]} (with -S execution.stack=2)"
+
+
 def test_dry_run_of_derived_study_equals_plan_of_written_study() -> None:
     option = ("-S", "algorithms.feddw.mu=0.1,1.0")
     printed = run_fedpipe("plan", "--dry-run", *option).stdout

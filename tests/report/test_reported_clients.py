@@ -109,6 +109,44 @@ def test_statistics_curves_and_latex_have_only_reported_clients(plan: NewPlan) -
     assert set(figure_protocols) == {"personal-on-local", "new-personal-on-local"}
 
 
+@pytest.mark.usefixtures("in_empty_folder")
+@pytest.mark.parametrize("clients", ["seen", "new"])
+def test_baseline_of_statistics_is_its_row_of_table(clients: str) -> None:
+    """Seen clients select the best learning rate, also by a protocol of the method that only they have."""
+    sections = {
+        "dataset": {"name": "digits", "validation_fraction": 0.2},
+        "federation": {"clients": 6, "held_out": [1, 4]},
+        "evaluation": {"protocols": [*PROTOCOLS, "global-on-validation"]},
+        "algorithms": {"fedavg": {"protocol": "global-on-validation"}},
+        "study": {
+            "algorithms": ["fedavg", "fedprox"],
+            "seeds": [0],
+            "grid": {"federation.learning_rate": [0.02, 0.2]},
+        },
+        "report": {
+            "clients": clients,
+            "best_over": ["federation.learning_rate"],
+            "baseline": "fedavg",
+            "statistics": ["difference"],
+        },
+    }
+    plan = studies.prepare(studies.settings(("fedavg", "fedprox"), 1, **sections))
+    for run in studies.open_runs(plan):
+        studies.finish_run(run, 1)
+    data = StudyData(plan)
+    (baseline,) = (rate for label, rate in data.table_row_keys if label == "fedavg")
+    scores = data.score_table.query("round == 'last' and average == 'sample'")
+    means = scores.set_index(["algorithm", "federation.learning_rate", "protocol"])["mean"]
+    selecting = {rate: means["fedavg", rate, "global-on-validation"] for rate in ("0.02", "0.2")}
+    assert baseline == max(selecting, key=lambda rate: selecting[rate])
+    differences = data.statistics[data.statistics["statistic"] == "difference"]
+    assert not differences.empty
+    for _, row in differences.iterrows():
+        rate, protocol = row["federation.learning_rate"], row["protocol"]
+        expected = means["fedprox", rate, protocol] - means["fedavg", baseline, protocol]
+        assert row["mean"] == pytest.approx(expected)
+
+
 def test_stored_plan_keeps_reported_clients(plan: NewPlan) -> None:
     planner.write_plan(plan)
     read = Plan.read(plan.study_files.plan)
