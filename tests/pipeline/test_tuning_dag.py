@@ -82,8 +82,11 @@ def test_search_runs_from_draws_to_table(project: Project) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampler", ["sobol", "tpe"])
-@pytest.mark.parametrize("execution", [{}, {"rounds_per_job": 1, "clients_per_job": 3}], ids=["runs", "rounds"])
+@pytest.mark.parametrize(
+    ("execution", "sampler"),
+    [({}, "sobol"), ({"rounds_per_job": 1, "clients_per_job": 3}, "tpe")],
+    ids=["runs", "rounds"],
+)
 def test_killed_search_resumes_with_same_winners(project: Project, execution: dict[str, Any], sampler: str) -> None:
     """With TPE, 3 draws of each method enter the first rung. One of them continues, and a new one is added."""
     tune = TUNE | {"sampler": sampler}
