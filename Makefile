@@ -43,7 +43,7 @@ test: setup
 # The slow tests: kills at random moments, complete studies, Slurm. Tests of one file share a process and what they
 # start there. There are three processes, because tests with Slurm mostly wait.
 test-all: setup
-	pytest -q -n 3 --dist loadfile --durations 30 -m slow
+	pytest -q -n 3 --dist loadfile --no-loadscope-reorder --durations 30 -m slow
 
 lint: setup
 	ruff check

@@ -24,6 +24,20 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("fedpipe")
 
 
+#: Files with the longest slow tests. They begin first, so that no process waits for the last one.
+LONGEST_FILES = (
+    *("cluster/test_slurm.py", "pipeline/test_make_papers.py", "pipeline/test_readme_commands.py"),
+    *("pipeline/test_tuning_dag.py", "pipeline/test_code_edits.py", "pipeline/test_dvc_tutorial.py"),
+    *("pipeline/test_dvc.py", "pipeline/test_dvc_cache.py", "cli/test_init.py", "runs/test_faults.py"),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort the files with the longest tests to the front."""
+    ranks = {Path(__file__).parent / name: rank for rank, name in enumerate(LONGEST_FILES)}
+    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
+
+
 #: Commands of tests can be interrupted, even if the tests run in the background of a shell, which ignores Ctrl+C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
