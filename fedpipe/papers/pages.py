@@ -32,7 +32,7 @@ DASH = "–"
 KINDS = get_args(MethodKind)
 SIGNS = {comparison.AGREES: "✓", comparison.DIFFERS: "✗"}
 PRESET_DESCRIPTIONS: dict[Preset, str] = {
-    "full": "All settings are those of the paper.",
+    "full": "All settings are those of the paper, or follow our readings of it.",
     "reduced": "Runs are shorter and use less data, as the study files declare. Only the order of methods is judged.",
     "smoke": "A few rounds on a few samples, to check that everything runs. No number is judged.",
 }

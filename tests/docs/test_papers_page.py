@@ -60,6 +60,24 @@ def test_verdicts_of_papers_page_match_stored_numbers(claim: str) -> None:
         assert any(numbers == pytest.approx(interval, abs=0.051) for interval in intervals), numbers
 
 
+def test_differences_to_best_other_method_match_stored_numbers() -> None:
+    (line,) = [
+        line for line in read("docs/papers.md").splitlines() if line.startswith("| cwFedAvg is the best of nine")
+    ]
+    paper_text, measured_text = line.split(" | ")[1:3]
+    cells = pd.read_csv(ROOT / "docs/papers/reduced/cells.csv").query("paper == 'cwFedAvg' and table == 'Table 1'")
+    assert cells["row"].nunique() == 9
+    for text, values in ((paper_text, "published_mean"), (measured_text, "measured_mean")):
+        accuracies = cells.pivot_table(index="row", columns="column", values=values)
+        differences = (accuracies.loc["cwFedAvg"] - accuracies.drop(index="cwFedAvg").max()).round(1)
+        numbers = parse_numbers(re.sub(r"\[.*?\]", "", text))
+        assert set(numbers) == (set(differences) if "[" in text else {differences.min(), differences.max()})
+        assert "[" in text or f"in {(differences > 0).sum()} of {len(differences)} columns" in text
+    intervals = read_intervals("cwFedAvg", "reduced")
+    for numbers in map(parse_numbers, re.findall(r"[+−]\d+\.\d+ \[[^\]]*\]", measured_text)):
+        assert any(numbers == pytest.approx(interval, abs=0.051) for interval in intervals), numbers
+
+
 #: Beginning of a sentence with values of Kendall's tau, with the paper, preset, table, kind of methods, and columns.
 ORDERS = [
     ("τ is 0.71 over 14 pairs in both settings", "cwFedAvg", "reduced", "Table 1", "personal", "CIFAR-10"),

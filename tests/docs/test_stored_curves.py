@@ -46,38 +46,39 @@ def parse_numbers(text: str) -> list[float]:
     return [float(number.replace("−", "-")) for number in re.findall(r"[+−]?\d+\.\d+", text)]
 
 
+PARTICIPATIONS = ("0.3", "0.5", "0.7")
+
+
+def test_accuracies_of_pfps_lwc_match_stored_curves() -> None:
+    rows = read_table("| method | P = 0.3 | P = 0.5 | P = 0.7 |")
+    assert len(rows) == 8
+    published = pd.read_csv(ROOT / "docs/papers/full/cells.csv").query("paper == 'PFPS-LWC' and table == 'Table 2'")
+    published_means = published.set_index(["row", "column"])["published_mean"]
+    for name, cells in rows.items():
+        method, _, model = name.partition(", ")
+        protocol = "kept-on-local" if model == "right after local training" else "personal-on-local"
+        for participation, cell in zip(PARTICIPATIONS, cells, strict=True):
+            curves = read_curves("pfps_lwc/measured/table2", protocol)[f"participation={participation}, alpha=0.5"]
+            measured = curves.at[20, (method.lower().replace("-", "_"), 0)]
+            expected = [measured, published_means[method, f"0.5/{participation}"]]
+            assert parse_numbers(cell) == pytest.approx(expected, abs=0.0501), (name, participation)
+
+
 def test_differences_of_pfps_lwc_match_stored_curves() -> None:
-    table = read_table("| | P = 0.3 | P = 0.5 | P = 0.7 |")
-    for number, participation in enumerate(("0.3", "0.5", "0.7")):
-        point = f"participation={participation}, alpha=0.5"
+    rows = read_table("| ahead of FedPer (published, in the last round) | P = 0.3 | P = 0.5 | P = 0.7 |")
+    for number, participation in enumerate(PARTICIPATIONS):
         received, trained = (
-            read_curves("pfps_lwc/measured/table2", protocol)[point].droplevel(1, axis="columns")
+            read_curves("pfps_lwc/measured/table5", protocol)[
+                f"data=CIFAR-10, participation={participation}"
+            ].droplevel(1, axis="columns")
             for protocol in ("personal-on-local", "kept-on-local")
         )
-        lead, trained_lead = (curves["pfps_lwc"] - curves["fedper"] for curves in (received, trained))
-        measured = [
-            received.at[20, "fedper"],
-            received.at[20, "pfps_lwc"],
-            lead[20],
-            lead.loc[ROUND_11_TO_20].mean(),
-            trained_lead.loc[ROUND_11_TO_20].mean(),
-        ]
-        printed = [parse_numbers(cells[number])[0] for cells in table.values()]
-        assert printed == pytest.approx(measured, abs=0.0501), point
-
-
-def test_parts_of_pfps_lwc_match_stored_curves() -> None:
-    curves = read_curves("pfps_lwc/measured/table5", "personal-on-local")["data=CIFAR-10, participation=0.3"]
-    fedper = curves["fedper", 0].loc[ROUND_11_TO_20].mean()
-    rows = zip(
-        read_table("| | last round | rounds 11 to 20 |").items(), ("fedper", "plt", "lwc", "pfps_lwc"), strict=True
-    )
-    for (name, cells), algorithm in rows:
-        mean = curves[algorithm, 0].loc[ROUND_11_TO_20].mean()
-        measured = [curves.at[20, (algorithm, 0)], mean, *([mean - fedper] if algorithm != "fedper" else [])]
-        assert [number for cell in cells[:3] for number in parse_numbers(cell)] == pytest.approx(
-            measured, abs=0.0501
-        ), name
+        leads = {name: received[name] - received["fedper"] for name in ("plt", "lwc", "pfps_lwc")}
+        trained_lead = trained["pfps_lwc"] - trained["fedper"]
+        means = [lead.loc[ROUND_11_TO_20].mean() for lead in leads.values()]
+        measured = [*means, leads["pfps_lwc"][20], trained_lead.loc[ROUND_11_TO_20].mean()]
+        printed = [parse_numbers(cells[number])[0] for cells in rows.values()]
+        assert printed == pytest.approx(measured, abs=0.0501), participation
 
 
 @pytest.mark.parametrize("protocol", ["global-on-global", "kept-on-global"])
