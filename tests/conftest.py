@@ -24,7 +24,8 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("fedpipe")
 
 
-#: Files with the longest slow tests. They begin first, so that no process waits for the last one.
+#: Files with the longest slow tests. They begin first, so that no process waits for the last one. pytest-xdist would
+#: begin with the files with the most tests.
 LONGEST_FILES = (
     *("cluster/test_slurm.py", "pipeline/test_make_papers.py", "pipeline/test_readme_commands.py"),
     *("pipeline/test_tuning_dag.py", "pipeline/test_code_edits.py", "pipeline/test_dvc_tutorial.py"),

@@ -87,6 +87,7 @@ ORDERS = [
     ("On CIFAR-100 it is 1.0 at", "PFPS-LWC", "reduced", "Table 3", "personal", "β = 0.1"),
     (", 0.2 to 0.4 at", "PFPS-LWC", "reduced", "Table 3", "personal", "β = 0.[35]"),
     (", and 0.6 to 1.0 in Table 4", "PFPS-LWC", "reduced", "Table 4", "personal", "CIFAR-100"),
+    ("(τ is 1.00 over 7 pairs)", "PFPS-LWC", "full", "Table 2", "personal", "β = 0.5"),
     ("(τ is 0.60 and 0.78)", "FedDW", "reduced", "Table I", "personal", "MNIST"),
     ("(τ is 0.25 and 0.14)", "FedDW", "reduced", "Table I", "personal", "CIFAR-10"),
     ("τ is −0.25 and 0.50 on MNIST", "FedDW", "reduced", "Table I", "global", "MNIST"),

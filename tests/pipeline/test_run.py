@@ -183,11 +183,9 @@ def test_fedpipe_run_prints_one_line_per_job_and_error_in_last_line(project: Pro
 
 
 @pytest.mark.slow
-def test_fedpipe_run_exits_with_status_of_snakemake(project: Project) -> None:
-    assert run_command(project, "fedpipe", "run", "--no-such-option").returncode == 2
-    done = run_command(project, "fedpipe", "run", "--version")
-    assert (done.returncode, done.stdout) == (0, f"{snakemake.__version__}\n")
+def test_fedpipe_run_unlocks_folder(project: Project) -> None:
     unlocked = run_command(project, "fedpipe", "run", "--unlock")
+    assert unlocked.returncode == 0
     assert unlocked.stderr.splitlines()[-1] == "Unlocked working directory."
 
 
