@@ -103,16 +103,3 @@ def test_dvc_repro_records_study_with_grid_axes_and_presets(project: Project) ->
     assert {"train@fedavg", "train@fedprox"} <= set(list_stages(printed))
     assert set(project.metrics()["fedprox"]) == {"environment=mild/1", "environment=harsh"}
     assert list_stages(project.run("dvc", "repro")) == ["plan"]
-
-
-@pytest.mark.slow
-def test_dvc_repro_after_snakemake_trains_nothing(project: Project) -> None:
-    studies.write(studies.settings(rounds=2), project.folder)
-    project.commit()
-    project.snakemake()
-    bits = project.hash_results()
-    printed = project.run("dvc", "repro")
-    assert "segment" not in count_jobs(printed)
-    assert "train@fedavg" in printed
-    assert project.hash_results() == bits
-    assert list_stages(project.run("dvc", "repro")) == ["plan"]

@@ -118,9 +118,13 @@ def test_readme_commands_run_in_order(clone: Project) -> None:
     assert "as shipped" in typist.next("git clone ADDRESS fedpipe && cd fedpipe", copy)
     assert "| FedDW" in typist.next("make demo")
     typist.next("source .venv/bin/activate", ":")  # the environment of the tests is already active
-    first = clone.metrics()
-    assert list_stages(typist.next("dvc repro"))[:2] == ["plan", "execute"]
-    assert clone.metrics() == first
+    first = clone.metrics(), clone.hash_results()
+    printed = typist.next("dvc repro")
+    assert list_stages(printed)[:2] == ["plan", "execute"]
+    assert "train@fedavg" in printed
+    assert "segment" not in count_jobs(printed), "DVC records the results of the demo"
+    assert (clone.metrics(), clone.hash_results()) == first
+    assert list_stages(clone.run("dvc", "repro")) == ["plan"]
     typist.next("git add . && git commit -m baseline")
     small["algorithms"]["feddw"] = {"mu": 10.0}
     studies.write(small, clone.folder)
