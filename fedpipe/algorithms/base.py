@@ -108,7 +108,7 @@ class Algorithm(Component):
     unsupported_settings: ClassVar[tuple[str, ...]] = ()
 
     #: Part of the server's state that `federation.server` optimizes. `aggregate` sets it to the mean of the uploads, or
-    #: moves it along the mean of their updates. None: no part is like this, or other parts depend on its step.
+    #: moves it along the mean of their updates. None: there is no such part, or other parts depend on its step.
     server_optimizer_part: ClassVar[str | None] = None
 
     #: Effect of a parameter `layers` that is larger than the network, as ``so ...``. Empty: there is no such parameter.

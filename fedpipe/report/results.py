@@ -240,8 +240,8 @@ def _compute_averages(tested_rows: pd.DataFrame, metric: Metric, keys: list[str]
 def _average_over_clients(rows: pd.DataFrame, keys: list[str]) -> pd.Series[float]:
     """Average the scores of several runs by ``keys``, with the bits of the same call for each run alone.
 
-    Pandas rounds differently if the rows are in the order of the groups, so a second call
-    averages the runs whose rows are in another order. The last two of ``keys`` are the protocol and the round.
+    Pandas rounds differently if the rows are in the order of the groups, so a second call averages the runs whose rows
+    are in another order. The last two of ``keys`` are the protocol and the round.
     """
     order, run_columns = rows.groupby(keys).ngroup(), keys[:-2]
     if order.is_monotonic_increasing or not run_columns:
