@@ -186,31 +186,19 @@ class Params(Section):
         if messages := [message for message in mistakes.values() if message]:
             raise SettingsError("\n".join(messages))
 
-    @model_validator(mode="after")
-    def _check_settings_across_sections(self, info: ValidationInfo) -> Params:
-        context = info.context or {}
-        for label in self.study.algorithms:
-            if label not in self.algorithms:  # a built-in algorithm needs no entry
-                known_names = sorted({*self.algorithms, *registry.list_components(ALGORITHM)})
-                if label not in known_names:
-                    raise SettingsError(
-                        f"study.algorithms: unknown algorithm '{label}'. {suggest_name(label, known_names)}"
-                    )
-                self.algorithms[label] = parse_method({}, label)
-        options = {label: self.algorithms[label].options for label in self.study.algorithms}
-        labels = context.get("labels")
-        if labels is None:
-            labels = [label for label in self.study.algorithms if not options[label].overrides]
-        self._check_names_in_report()
-        self._check_validation_samples()
+    def _check_titles(self) -> None:
+        """Require different names of methods in tables."""
         titles = {label: get_method_title(label, self.algorithms[label]) for label in self.study.algorithms}
         for (label, title), (other, other_title) in itertools.product(titles.items(), titles.items()):
-            if other != label and title in (other, other_title) and options[label].title:
+            if other != label and title in (other, other_title) and self.algorithms[label].options.title:
                 raise SettingsError(
                     f"algorithms.{label}.title: {title!r} is also the name of {other} in tables. Use another title."
                 )
+
+    def _check_protocols_of_methods(self) -> None:
+        """Require that the protocols are measured that report a method or select its best value."""
         for label in self.study.algorithms:
-            method_protocol = options[label].protocol
+            method_protocol = self.algorithms[label].options.protocol
             selection_protocol = to_validation_protocol(method_protocol or self.evaluation.protocols[0])
             if self.report.best_on == "validation" and selection_protocol not in self.evaluation.protocols:
                 raise SettingsError(
@@ -222,105 +210,139 @@ class Params(Section):
                     f"algorithms.{label}.protocol: {method_protocol} is not measured. Use one of "
                     f"evaluation.protocols: {', '.join(self.evaluation.protocols)}."
                 )
-        for label in labels:
-            algorithm = self.algorithms[label].algorithm
-            optimizer, has_adam_variant = self.federation.optimizer, hasattr(algorithm, "adam")
-            if optimizer != "sgd" and (algorithm.needs_sgd or (has_adam_variant and optimizer != "adam")):
-                variant = f", or adam with algorithms.{label}.adam: true" if has_adam_variant else ""
+
+    def _check_method(self, label: str) -> None:
+        """Require settings of the federation that a method supports."""
+        algorithm = self.algorithms[label].algorithm
+        optimizer, has_adam_variant = self.federation.optimizer, hasattr(algorithm, "adam")
+        if optimizer != "sgd" and (algorithm.needs_sgd or (has_adam_variant and optimizer != "adam")):
+            variant = f", or adam with algorithms.{label}.adam: true" if has_adam_variant else ""
+            raise SettingsError(
+                f"federation.optimizer: {optimizer} can't be used with {label}, whose theory needs sgd. Use "
+                f"sgd{variant}."
+            )
+        for key in algorithm.unsupported_settings:
+            value, default = getattr(self.federation, key), Federation.model_fields[key].default
+            if value != default:
                 raise SettingsError(
-                    f"federation.optimizer: {optimizer} can't be used with {label}, whose theory needs sgd. Use "
-                    f"sgd{variant}."
+                    f"federation.{key}: {value} can't be used with {label}, which takes plain gradient steps. "
+                    f"Use {'null' if default is None else default}."
                 )
-            for key in algorithm.unsupported_settings:
-                value, default = getattr(self.federation, key), Federation.model_fields[key].default
-                if value != default:
+        if self.federation.local_steps is not None and (reason := algorithm.local_steps_conflict):
+            raise SettingsError(
+                f"federation.local_steps: {self.federation.local_steps} can't be used with {label}, {reason}. "
+                f"Use null, or remove {label} from study.algorithms."
+            )
+        if algorithm.server_optimizer_part is None and not self.federation.server.is_plain_averaging:
+            raise SettingsError(
+                f"federation.server: {label} has no averaged model that {self.federation.server.optimizer} could "
+                f"update. Remove federation.server, or remove {label} from study.algorithms."
+            )
+
+    def _check_partition(self) -> None:
+        """Require that the partition can assign the samples of the data set."""
+        dataset, partition, facts = self.dataset, self.partition, self.dataset.dataset_info
+        if dataset.subset and partition.is_index_based:
+            raise SettingsError(
+                f"dataset.subset: {dataset.subset} can't be used with a partition from a file, which assigns "
+                f"the samples of the complete data set. Remove it."
+            )
+        if (dataset.subset or 0) > facts.size:
+            raise SettingsError(
+                f"dataset.subset: {dataset.subset} is more than the data set's samples. Use at most {facts.size}."
+            )
+        num_partitioned_samples = facts.size if partition.has_fixed_splits else dataset.num_partitioned_samples
+        partition.check(self.federation.clients, facts.classes, num_partitioned_samples)
+        if isinstance(partition, ColumnScheme):
+            partition.find_column(dataset.extra_columns, dataset.omitted_columns)
+        if partition.has_overlap and dataset.split == "pooled":
+            raise SettingsError(
+                "dataset.split: 'pooled' can't be used with a partition in which clients share samples, because one "
+                "would train on test samples of another. Use 'official'."
+            )
+        if partition.has_overlap and dataset.validation_fraction:
+            raise SettingsError(
+                f"dataset.validation_fraction: {dataset.validation_fraction} can't be used with a partition in "
+                f"which clients share samples, because one would train on validation samples of another. Use 0."
+            )
+
+    def _check_model(self) -> None:
+        """Require that the model can take the transformed samples of the data set."""
+        dataset, model, facts = self.dataset, self.model, self.dataset.dataset_info
+        self.transforms.check_input_shape(facts.shape, facts.vocabulary is not None)
+        if model.has_frozen_base and self.transforms.is_random:
+            key = next(name for name in ("crop", "flip", "rotation") if getattr(self.transforms, name))
+            raise SettingsError(
+                f"transforms.{key}: {getattr(self.transforms, key)} can't be used with a frozen base of the model, "
+                f"whose features are computed once. Remove it, or set model.frozen to false."
+            )
+        model.check(facts.shape, facts.classes)
+        has_tokens = dataset.has_tokens
+        if not type(model).__module__.startswith("fedpipe."):  # tests check the built-in models
+            from fedpipe.models.purity import require_pure_network
+
+            require_pure_network(model, facts.shape, facts.classes, has_tokens)
+        elif has_tokens is not None and has_tokens != hasattr(model, "vocabulary"):
+            families = {name: registry.find_component(MODEL, name) for name in registry.list_components(MODEL)}
+            default = [name for name, family in families.items() if hasattr(family, "vocabulary") == has_tokens]
+            raise SettingsError(
+                f"model.name: '{registry.get_component_name(MODEL, type(model))}' can't take the "
+                f"{'token ids' if has_tokens else 'numbers'} of the data set. Use one of: "
+                f"{', '.join(default)}."
+            )
+        model.check_weights_file(facts.shape, facts.classes)
+        vocabulary = getattr(model, "vocabulary", None)
+        if vocabulary is not None and facts.vocabulary is not None and vocabulary < facts.vocabulary:
+            raise SettingsError(
+                f"model.vocabulary: {vocabulary} is less than the {facts.vocabulary} token ids of the data set. "
+                f"Use at least {facts.vocabulary}."
+            )
+
+    def _check_rounds(self) -> None:
+        """Require that models change when they are finetuned, and that the last round is evaluated."""
+        federation, every = self.federation, self.evaluation.every
+        if any(protocol.startswith("finetuned") for protocol in self.evaluation.protocols):
+            next_round = federation.rounds + 1
+            if federation.learning_rate and not federation.with_round_learning_rate(next_round).learning_rate:
+                raise SettingsError(
+                    f"federation.schedule: after round {federation.rounds} the learning rate is 0, so finetuned models "
+                    "would not change. Use a minimum above 0, or another period."
+                )
+        if federation.rounds % every:
+            raise SettingsError(
+                f"evaluation.every: {every} does not divide federation.rounds ({federation.rounds}), so the last round "
+                f"would not be evaluated. Use a divisor of {federation.rounds}."
+            )
+
+    @model_validator(mode="after")
+    def _check_settings_across_sections(self, info: ValidationInfo) -> Params:
+        context = info.context or {}
+        for label in self.study.algorithms:
+            if label not in self.algorithms:  # a built-in algorithm needs no entry
+                known_names = sorted({*self.algorithms, *registry.list_components(ALGORITHM)})
+                if label not in known_names:
                     raise SettingsError(
-                        f"federation.{key}: {value} can't be used with {label}, which takes plain gradient steps. "
-                        f"Use {'null' if default is None else default}."
+                        f"study.algorithms: unknown algorithm '{label}'. {suggest_name(label, known_names)}"
                     )
-            if self.federation.local_steps is not None and (reason := algorithm.local_steps_conflict):
-                raise SettingsError(
-                    f"federation.local_steps: {self.federation.local_steps} can't be used with {label}, {reason}. "
-                    f"Use null, or remove {label} from study.algorithms."
-                )
-            if algorithm.server_optimizer_part is None and not self.federation.server.is_plain_averaging:
-                raise SettingsError(
-                    f"federation.server: {label} has no averaged model that {self.federation.server.optimizer} could "
-                    f"update. Remove federation.server, or remove {label} from study.algorithms."
-                )
+                self.algorithms[label] = parse_method({}, label)
+        labels = context.get("labels")
+        if labels is None:
+            labels = [label for label in self.study.algorithms if not self.algorithms[label].options.overrides]
+        self._check_names_in_report()
+        self._check_validation_samples()
+        self._check_titles()
+        self._check_protocols_of_methods()
+        for label in labels:
+            self._check_method(label)
         self._check_declared_files(context.get("download"), context.get("obtain", DOWNLOAD_COMMAND))
         for label in labels if self.model.has_full_weights else ():
             if self.algorithms[label].algorithm.needs_several_models:
                 raise make_single_initial_model_error(label)
         self._check_sample_noise()
         self._check_drift()
-        facts = self.dataset.dataset_info
-        if self.dataset.subset and self.partition.is_index_based:
-            raise SettingsError(
-                f"dataset.subset: {self.dataset.subset} can't be used with a partition from a file, which assigns "
-                f"the samples of the complete data set. Remove it."
-            )
-        if (self.dataset.subset or 0) > facts.size:
-            raise SettingsError(
-                f"dataset.subset: {self.dataset.subset} is more than the data set's samples. Use at most {facts.size}."
-            )
-        num_partitioned_samples = (
-            facts.size if self.partition.has_fixed_splits else self.dataset.num_partitioned_samples
-        )
-        self.partition.check(self.federation.clients, facts.classes, num_partitioned_samples)
-        if isinstance(self.partition, ColumnScheme):
-            self.partition.find_column(self.dataset.extra_columns, self.dataset.omitted_columns)
-        if self.partition.has_overlap and self.dataset.split == "pooled":
-            raise SettingsError(
-                "dataset.split: 'pooled' can't be used with a partition in which clients share samples, because one "
-                "would train on test samples of another. Use 'official'."
-            )
-        if self.partition.has_overlap and self.dataset.validation_fraction:
-            raise SettingsError(
-                f"dataset.validation_fraction: {self.dataset.validation_fraction} can't be used with a partition in "
-                f"which clients share samples, because one would train on validation samples of another. Use 0."
-            )
-        self.transforms.check_input_shape(facts.shape, facts.vocabulary is not None)
-        if self.model.has_frozen_base and self.transforms.is_random:
-            key = next(name for name in ("crop", "flip", "rotation") if getattr(self.transforms, name))
-            raise SettingsError(
-                f"transforms.{key}: {getattr(self.transforms, key)} can't be used with a frozen base of the model, "
-                f"whose features are computed once. Remove it, or set model.frozen to false."
-            )
-        self.model.check(facts.shape, facts.classes)
-        has_tokens = self.dataset.has_tokens
-        if not type(self.model).__module__.startswith("fedpipe."):  # tests check the built-in models
-            from fedpipe.models.purity import require_pure_network
-
-            require_pure_network(self.model, facts.shape, facts.classes, has_tokens)
-        elif has_tokens is not None and has_tokens != hasattr(self.model, "vocabulary"):
-            families = {name: registry.find_component(MODEL, name) for name in registry.list_components(MODEL)}
-            default = [name for name, family in families.items() if hasattr(family, "vocabulary") == has_tokens]
-            raise SettingsError(
-                f"model.name: '{registry.get_component_name(MODEL, type(self.model))}' can't take the "
-                f"{'token ids' if has_tokens else 'numbers'} of the data set. Use one of: "
-                f"{', '.join(default)}."
-            )
-        self.model.check_weights_file(facts.shape, facts.classes)
-        vocabulary = getattr(self.model, "vocabulary", None)
-        if vocabulary is not None and facts.vocabulary is not None and vocabulary < facts.vocabulary:
-            raise SettingsError(
-                f"model.vocabulary: {vocabulary} is less than the {facts.vocabulary} token ids of the data set. "
-                f"Use at least {facts.vocabulary}."
-            )
-        if any(protocol.startswith("finetuned") for protocol in self.evaluation.protocols):
-            last = self.federation.rounds
-            if self.federation.learning_rate and not self.federation.with_round_learning_rate(last + 1).learning_rate:
-                raise SettingsError(
-                    f"federation.schedule: after round {last} the learning rate is 0, so finetuned models would not "
-                    "change. Use a minimum above 0, or another period."
-                )
-        if self.federation.rounds % self.evaluation.every:
-            raise SettingsError(
-                f"evaluation.every: {self.evaluation.every} does not divide federation.rounds "
-                f"({self.federation.rounds}), so the last round would not be evaluated. "
-                f"Use a divisor of {self.federation.rounds}."
-            )
+        self._check_partition()
+        self._check_model()
+        self._check_rounds()
         return self
 
 
