@@ -101,61 +101,7 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
     has_new_clients = any("held_out" in settings.federation for settings in draft.run_settings.values())
     check_reported_clients(study_params, has_new_clients)
     draft.warnings += partition.collect_omitted_client_warnings(draft.partitions, draft.file_texts)
-    planned_diagnostics = diagnostics.plan_diagnostics(study_params, draft.cells.values())
-    draft.file_texts |= {
-        str(diagnostic.files.settings): diagnostics.format_diagnostic_settings(study_params, diagnostic)
-        for diagnostic in planned_diagnostics
-    }
-    method_options = {label: study_params.algorithms[label].options for label in study_params.study.algorithms}
-    plan = NewPlan(
-        params=layout.normalize_study_path(path),
-        preset=preset,
-        algorithms=study_params.study.algorithms,
-        seeds=study_params.study.seeds,
-        grid={name: list(values) for name, values in study_params.study.grid.items()}
-        | ({TUNING: [TUNED, UNTUNED]} if study_params.tune else {}),
-        protocols=tuple(list_reported_protocols(study_params.evaluation.protocols, study_params.report.clients)),
-        metrics=study_params.evaluation.metrics,
-        method_protocols={
-            label: to_new_clients_protocol(options.protocol)
-            if study_params.report.clients == "new"
-            else options.protocol
-            for label, options in method_options.items()
-            if options.protocol
-        },
-        partitions=draft.partitions,
-        runs=tuple(draft.runs.values()),
-        cells=tuple(draft.cells.values()),
-        warnings=tuple(dict.fromkeys(draft.warnings)),
-        files=tuple(sorted(draft.file_texts)),
-        shared=compute_shared_code_digest(),
-        execution=study_params.execution,
-        artifacts=study_params.artifacts,
-        report=study_params.report,
-        diagnostics=planned_diagnostics,
-        titles={
-            label: title
-            for label in study_params.study.algorithms
-            if (title := methods.get_method_title(label, study_params.algorithms[label])) != label
-        },
-        tuning=draft.build_planned_tuning(),
-        held_out={key: ids for key, (ids, *other_ids) in draft.held_out.items() if ids and not other_ids},
-        unused_keys=draft.unused_keys,
-        repositories=draft.repositories,
-        held_out_notes=_merge_notes_of_runs(params.federation.held_out_note for params in draft.params),
-        drift_notes=_merge_notes_of_runs(
-            params.federation.drift.describe(params.federation.clients, params.dataset.class_names)
-            if params.federation.drift
-            else ""
-            for params in draft.params
-        ),
-        run_settings=draft.run_settings,
-        file_texts=draft.file_texts,
-        sample_counts=draft.sample_counts,
-        source_hashes=_hash_sources(path, draft.components) | draft.fingerprints,
-        unavailable_runs=draft.unavailable_runs,
-        draw_planners=tuple(draft.draw_planners.values()),
-    )
+    plan = draft.build_plan(path, preset)
     check_rank_test(plan)
     for rung in Plan.read_rungs(plan):
         for plan_draw, result in zip(plan.draw_planners, rung.searches, strict=True):
@@ -294,7 +240,57 @@ class _PlanDraft:
         participants = draw_params.federation.participants
         return Candidate(draw=draw, values=values, participants=participants, keys=tuple(keys))
 
-    def build_planned_tuning(self) -> PlannedTuning | None:
+    def build_plan(self, path: Path, preset: str) -> NewPlan:
+        """Build the plan of all points that were added."""
+        params = self.study_params
+        planned_diagnostics = diagnostics.plan_diagnostics(params, self.cells.values())
+        self.file_texts |= {
+            str(diagnostic.files.settings): diagnostics.format_diagnostic_settings(params, diagnostic)
+            for diagnostic in planned_diagnostics
+        }
+        labels = params.study.algorithms
+        tuning_axis = {TUNING: [TUNED, UNTUNED]} if params.tune else {}
+        method_protocols = {label: params.algorithms[label].options.protocol for label in labels}
+        if params.report.clients == "new":
+            method_protocols = {
+                label: to_new_clients_protocol(protocol) for label, protocol in method_protocols.items() if protocol
+            }
+        titles = {label: methods.get_method_title(label, params.algorithms[label]) for label in labels}
+        return NewPlan(
+            params=layout.normalize_study_path(path),
+            preset=preset,
+            algorithms=labels,
+            seeds=params.study.seeds,
+            grid={name: list(values) for name, values in params.study.grid.items()} | tuning_axis,
+            protocols=tuple(list_reported_protocols(params.evaluation.protocols, params.report.clients)),
+            metrics=params.evaluation.metrics,
+            method_protocols={label: protocol for label, protocol in method_protocols.items() if protocol},
+            partitions=self.partitions,
+            runs=tuple(self.runs.values()),
+            cells=tuple(self.cells.values()),
+            warnings=tuple(dict.fromkeys(self.warnings)),
+            files=tuple(sorted(self.file_texts)),
+            shared=compute_shared_code_digest(),
+            execution=params.execution,
+            artifacts=params.artifacts,
+            report=params.report,
+            diagnostics=planned_diagnostics,
+            titles={label: title for label, title in titles.items() if title != label},
+            tuning=self._build_planned_tuning(),
+            held_out={key: ids for key, (ids, *other_ids) in self.held_out.items() if ids and not other_ids},
+            unused_keys=self.unused_keys,
+            repositories=self.repositories,
+            held_out_notes=_merge_notes_of_runs(params.federation.held_out_note for params in self.params),
+            drift_notes=_merge_notes_of_runs(map(_describe_drift, self.params)),
+            run_settings=self.run_settings,
+            file_texts=self.file_texts,
+            sample_counts=self.sample_counts,
+            source_hashes=_hash_sources(path, self.components) | self.fingerprints,
+            unavailable_runs=self.unavailable_runs,
+            draw_planners=tuple(self.draw_planners.values()),
+        )
+
+    def _build_planned_tuning(self) -> PlannedTuning | None:
         """Get the draws of section `tune`. None without that section."""
         tune = self.study_params.tune
         if tune is None:
@@ -360,6 +356,12 @@ class _PlanDraft:
             origin = {"origin": params.partition.origin} if params.partition.origin else {}
             self.file_texts[str(partition.get_settings_path(key))] = format_yaml(settings.partition_settings | origin)
         return key
+
+
+def _describe_drift(params: Params) -> str:
+    """Describe the concept drift of a run's clients. Empty if there is none."""
+    drift = params.federation.drift
+    return drift.describe(params.federation.clients, params.dataset.class_names) if drift else ""
 
 
 def _merge_notes_of_runs(notes: Iterable[str]) -> tuple[str, ...]:
