@@ -147,92 +147,127 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
 
     Names of the grid that some methods lack are part of the row. Protocols on validation samples are omitted.
     """
-    plan = data.plan
-    full_plan = full_plan or plan
-    column_names = _sort_column_grid_names(full_plan)
-    row_names = [name for name in full_plan.grid if name not in {*column_names, *full_plan.report.best_over}]
-    key_names = ["algorithm", *plan.grid]
+    return _WideTableBuilder(data, full_plan or data.plan).build()
 
-    def split_key(key: Iterable[Hashable]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Split the key of a table's row into the labels of a row and the grid point of a column."""
-        values = dict(zip(key_names, map(str, key), strict=True))
-        return tuple(values[name] for name in ("algorithm", *row_names)), tuple(values[name] for name in column_names)
 
-    test_protocols = [name for name in data.reported_rows["protocol"].unique() if not name.endswith("-on-validation")]
-    cells = {
-        (*[cell[name] for name in key_names], cell["protocol"], cell["metric"]): cell
-        for cell in data.reported_rows.to_dict("records")
-    }
-    runs = Counter(results.get_row_key(plan, cell) for cell in plan.cells)
-    shown_keys = {split_key(key): tuple(map(str, key)) for key in data.table_row_keys}
-    planned_cells = dict.fromkeys(
-        split_key(results.get_row_key(full_plan, cell)) for cell in results.sort_cells(full_plan)
-    )
-    cell_overrides = {results.get_row_key(plan, cell): results.format_method_overrides(cell) for cell in plan.cells}
-    overrides_by_row: dict[tuple[str, ...], set[str]] = {}
-    for (labels, _), key in shown_keys.items():
-        overrides_by_row.setdefault(labels, set()).add(cell_overrides[key])
-    row_overrides = {
-        labels: overrides.pop() if len(overrides) == 1 else "" for labels, overrides in overrides_by_row.items()
-    }
+class _WideTableBuilder:
+    """Builds the table from the rows of the narrow one.
 
-    def build_table_entry(labels: tuple[str, ...], point: tuple[str, ...], protocol: str, metric: Metric) -> Entry:
-        key = shown_keys.get((labels, point))
+    A row has ``labels``: the method, and its values of the grid in ``row_names``. A column has a ``point``: values of
+    the grid in ``column_names``.
+    """
+
+    def __init__(self, data: StudyData, full_plan: Plan) -> None:
+        self.plan = plan = data.plan
+        self.column_names = _sort_column_grid_names(full_plan)
+        self.row_names = [
+            name for name in full_plan.grid if name not in {*self.column_names, *full_plan.report.best_over}
+        ]
+        self.key_names = ["algorithm", *plan.grid]
+        self.short_names = results.shorten_dotted_keys(plan.grid)
+        protocols = data.reported_rows["protocol"].unique()
+        self.test_protocols = [name for name in protocols if not name.endswith("-on-validation")]
+        self.cells = {
+            (*[cell[name] for name in self.key_names], cell["protocol"], cell["metric"]): cell
+            for cell in data.reported_rows.to_dict("records")
+        }
+        self.run_counts = Counter(results.get_row_key(plan, cell) for cell in plan.cells)
+        self.shown_keys = {self._split_key(key): tuple(map(str, key)) for key in data.table_row_keys}
+        self.planned_cells = dict.fromkeys(
+            self._split_key(results.get_row_key(full_plan, cell)) for cell in results.sort_cells(full_plan)
+        )
+        self.cell_overrides = {
+            results.get_row_key(plan, cell): results.format_method_overrides(cell) for cell in plan.cells
+        }
+        self.row_overrides = self._collect_overrides_of_rows()
+
+    def build(self) -> WideTable:
+        """Build the table. A column without a number is omitted, unless all columns are."""
+        plan = self.plan
+        row_labels = list(dict.fromkeys(labels for labels, _ in self.planned_cells if labels in self.row_overrides))
+        points = _group_grid_points(dict.fromkeys(point for _, point in self.planned_cells))
+        entries_by_column = {
+            head: [self._build_entry(labels, *head) for labels in row_labels]
+            for head in itertools.product(points, self.test_protocols, plan.metrics)
+        }
+        shown = {
+            head: entries
+            for head, entries in entries_by_column.items()
+            if any(entry.number is not None for entry in entries)
+        } or entries_by_column
+        has_own_protocol = any(name in plan.method_protocols for name, *_ in row_labels)
+        columns = []
+        for point, protocol, metric in shown:
+            is_reported = has_own_protocol and protocol == plan.protocols[0]
+            head = (
+                words.get_reported_column_header(metric) if is_reported else words.format_metric_label(protocol, metric)
+            )
+            columns.append(Column((*self._format_grid_headers(point), head), protocol, metric))
+        winners = self._collect_winners()
+        rows = [
+            Row(
+                (plan.get_method_title(labels[0]), *(value or words.DASH for value in labels[1:])),
+                list(entries),
+                self.row_overrides[labels],
+                winners.get(labels, {}),
+            )
+            for labels, *entries in zip(row_labels, *shown.values(), strict=True)
+        ]
+        return WideTable(("algorithm", *(self.short_names[name] for name in self.row_names)), columns, rows)
+
+    def _split_key(self, key: Iterable[Hashable]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Split the key of a narrow table's row into the labels of a row and the grid point of a column."""
+        values = dict(zip(self.key_names, map(str, key), strict=True))
+        return (
+            tuple(values[name] for name in ("algorithm", *self.row_names)),
+            tuple(values[name] for name in self.column_names),
+        )
+
+    def _collect_overrides_of_rows(self) -> dict[tuple[str, ...], str]:
+        """Collect the overrides that all cells of a row share, as text by its labels."""
+        overrides_by_row: dict[tuple[str, ...], set[str]] = {}
+        for (labels, _), key in self.shown_keys.items():
+            overrides_by_row.setdefault(labels, set()).add(self.cell_overrides[key])
+        return {
+            labels: overrides.pop() if len(overrides) == 1 else "" for labels, overrides in overrides_by_row.items()
+        }
+
+    def _build_entry(self, labels: tuple[str, ...], point: tuple[str, ...], protocol: str, metric: Metric) -> Entry:
+        """Build the cell of a row and a column, with notes about what differs from the other cells."""
+        plan, key = self.plan, self.shown_keys.get((labels, point))
         if key is None:
-            return Entry(MISSING if (labels, point) in planned_cells else words.DASH)
+            return Entry(MISSING if (labels, point) in self.planned_cells else words.DASH)
         shown_protocol = plan.get_method_protocol(labels[0], protocol)
-        cell = cells[*key, shown_protocol, metric]
+        cell = self.cells[*key, shown_protocol, metric]
         if not cell["seeds"]:
             return Entry(words.DASH)
-        notes = [cell_overrides[key]] if cell_overrides[key] != row_overrides[labels] else []
+        overrides, runs = self.cell_overrides[key], self.run_counts[key]
+        notes = [overrides] if overrides != self.row_overrides[labels] else []
         notes += [words.format_metric_label(shown_protocol, metric)] if shown_protocol != protocol else []
         notes += [f"{cell['seeds']} of {len(plan.seeds)} seeds"] if cell["seeds"] < len(plan.seeds) else []
         if cell["diverged"]:
-            notes.append(f"diverged in {int(cell['diverged'])} of {runs[key]} run{'s' if runs[key] > 1 else ''}")
+            notes.append(f"diverged in {int(cell['diverged'])} of {runs} run{'s' if runs > 1 else ''}")
         return Entry(tables.format_score(cell), round(float(cell["mean"]), 2), tuple(notes))
 
-    row_labels = dict.fromkeys(labels for labels, _ in planned_cells if labels in row_overrides)
-    column_points = _group_grid_points(dict.fromkeys(point for _, point in planned_cells))
-    points = list(itertools.product(column_points, test_protocols, plan.metrics))
-    entries_by_column = {head: [build_table_entry(labels, *head) for labels in row_labels] for head in points}
-    shown_points = [
-        head for head, entries in entries_by_column.items() if any(entry.number is not None for entry in entries)
-    ] or points
-    short_names = results.shorten_dotted_keys(plan.grid)
-
-    def format_grid_headers(point: tuple[str, ...]) -> list[str]:
+    def _format_grid_headers(self, point: tuple[str, ...]) -> list[str]:
         """Format the grid values in a column's heads: the name of an axis's value, or a list's value with its key."""
         return [
-            (f"{short_names[name]}={value}" if "." in name else value) if value else words.DASH
-            for name, value in zip(column_names, point, strict=True)
+            (f"{self.short_names[name]}={value}" if "." in name else value) if value else words.DASH
+            for name, value in zip(self.column_names, point, strict=True)
         ]
 
-    def format_metric_header(protocol: str, metric: Metric) -> str:
-        is_reported = protocol == plan.protocols[0] and any(name in plan.method_protocols for name, *_ in row_labels)
-        return words.get_reported_column_header(metric) if is_reported else words.format_metric_label(protocol, metric)
-
-    winners: dict[tuple[str, ...], dict[str, str]] = {}
-    for winner in list_winners(plan):
-        grid_point = results.format_grid_point(plan, winner.search) | {TUNING: TUNED}
-        labels, point = split_key([winner.search.algorithm, *(grid_point[name] for name in plan.grid)])
-        row_winners, heads = winners.setdefault(labels, {}), format_grid_headers(point)
-        row_winners |= {" / ".join([*heads, head]): text for head, text in winner.texts.items()}
-    return WideTable(
-        label_heads=("algorithm", *(short_names[name] for name in row_names)),
-        columns=[
-            Column((*format_grid_headers(point), format_metric_header(protocol, metric)), protocol, metric)
-            for point, protocol, metric in shown_points
-        ],
-        rows=[
-            Row(
-                (plan.get_method_title(labels[0]), *(value or words.DASH for value in labels[1:])),
-                [entries_by_column[head][index] for head in shown_points],
-                row_overrides[labels],
-                winners.get(labels, {}),
+    def _collect_winners(self) -> dict[tuple[str, ...], dict[str, str]]:
+        """Collect the winners of `tune` by the labels of their row, as text by the heads of their column."""
+        winners: dict[tuple[str, ...], dict[str, str]] = {}
+        for winner in list_winners(self.plan):
+            grid_point = results.format_grid_point(self.plan, winner.search) | {TUNING: TUNED}
+            key = [winner.search.algorithm, *(grid_point[name] for name in self.plan.grid)]
+            labels, point = self._split_key(key)
+            heads = self._format_grid_headers(point)
+            winners.setdefault(labels, {}).update(
+                {" / ".join([*heads, head]): text for head, text in winner.texts.items()}
             )
-            for index, labels in enumerate(row_labels)
-        ],
-    )
+        return winners
 
 
 def _sort_column_grid_names(plan: Plan) -> list[str]:
