@@ -125,6 +125,22 @@ def test_update_project_replaces_outdated_files_and_keeps_edited_files(folder: P
     assert project.update_project(folder) == ([], [])
 
 
+@pytest.mark.parametrize("name", ["../victim.txt", "{outside}/victim.txt", "link/victim.txt"])
+def test_update_project_deletes_no_file_outside_project(folder: Path, name: str) -> None:
+    (folder / "link").symlink_to(folder.parent)
+    write_earlier_file(folder, name.format(outside=folder.parent))
+    assert project.update_project(folder) == ([], [])
+    assert (folder.parent / "victim.txt").is_file()
+
+
+@pytest.mark.parametrize("record", ["[]", "{}", '{"sha256": []}', '{"sha256": 5}'])
+def test_update_project_rejects_damaged_record(folder: Path, record: str) -> None:
+    (folder / RECORD).write_text(record)
+    for read_record in (project.update_project, project.get_outdated_warning):
+        with pytest.raises(SettingsError, match=f"{RECORD} is damaged"):
+            read_record(folder)
+
+
 def test_update_project_restores_deleted_file(folder: Path) -> None:
     (folder / "dvc.yaml").unlink()
     assert project.update_project(folder) == (["dvc.yaml"], [])

@@ -124,7 +124,8 @@ def update_project(folder: Path) -> tuple[list[str], list[str]]:
             edited_files.append(name)
     for name in recorded_hashes.keys() - new_hashes.keys():  # removed in this version
         path = folder / name
-        if path.is_file() and compute_file_sha256(path) == recorded_hashes[name]:
+        is_unedited = path.is_file() and compute_file_sha256(path) == recorded_hashes[name]
+        if is_unedited and path.resolve().is_relative_to(folder.resolve()):  # the record may come from others
             path.unlink()
             changed_files.append(name)
     _write_recorded_hashes(folder, new_hashes)
@@ -159,7 +160,8 @@ def _read_recorded_hashes(folder: Path) -> dict[str, str]:
     from fedpipe.core.errors import SettingsError
 
     try:
-        recorded_hashes: dict[str, str] = json.loads((folder / RECORD_PATH).read_text())["sha256"]
+        # A TypeError if it is not a mapping.
+        recorded_hashes: dict[str, str] = {**json.loads((folder / RECORD_PATH).read_text())["sha256"]}
     except FileNotFoundError:
         raise SettingsError(
             f"{folder} is not a project: {RECORD_PATH} is missing. Create a project with `fedpipe init`."
