@@ -31,7 +31,7 @@ from fedpipe.engine import collect, replay
 from fedpipe.engine.run import Run
 from fedpipe.engine.stack.stack import parse_stack_width
 from fedpipe.planning import partition
-from fedpipe.planning.code_changes import has_other_shared_code
+from fedpipe.planning.code_changes import has_other_shared_code, read_round_environments
 from fedpipe.planning.run_settings import RunSettings
 from fedpipe.settings.execution import Execution
 
@@ -134,8 +134,8 @@ def recompute_random_round(files: RunFiles, rng: random.Random) -> VerificationR
     ]
     rng.shuffle(candidates)
     for number in candidates:
-        made_by = read_json(files.get_round_files(number).complete_states_marker)["made_by"]
-        run = Run(files, Execution(stack=parse_stack_width(made_by[0]["executor"])))
+        first_environment = read_round_environments(files.get_round_files(number))[0]
+        run = Run(files, Execution(stack=parse_stack_width(first_environment.get("executor", ""))))
         comparison = replay.replay_round(run, number)
         if comparison is not None:  # None: a client's previous state was pruned
             return _make_replay_result(files, comparison, run.federation.compute_dtype)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fedpipe.core.errors import ArtifactError
-from fedpipe.core.storage.files import read_json
-from fedpipe.core.storage.layout import MergedRoundFiles, RunFiles
+from fedpipe.core.storage.files import make_unreadable_file_error, read_json
+from fedpipe.core.storage.layout import MergedRoundFiles, RoundFiles, RunFiles
 from fedpipe.planning.combined import read_plans
 from fedpipe.planning.plan import Plan
 from fedpipe.planning.planner import NewPlan
@@ -92,8 +92,24 @@ def has_other_shared_code(files: RunFiles, shared: str) -> bool:
     rounds = files.list_complete_rounds()
     if not rounds:
         return False
-    environments = read_json(files.get_round_files(rounds[-1]).complete_states_marker)["made_by"]
+    environments = read_round_environments(files.get_round_files(rounds[-1]))
     return any(environment.get("shared") != shared for environment in environments)
+
+
+def read_round_environments(files: RoundFiles) -> list[dict[str, Any]]:
+    """Read the environments that made a round: executor, device and versions of each block and of the server.
+
+    Raises
+    ------
+    ArtifactError
+        The round's ``state.json`` is missing or damaged.
+    """
+    marker = files.complete_states_marker
+    content = read_json(marker)
+    environments = content.get("made_by") if isinstance(content, dict) else None
+    if not environments or not isinstance(environments, list) or not all(isinstance(one, dict) for one in environments):
+        raise make_unreadable_file_error(marker, "its field made_by is missing or damaged")
+    return environments
 
 
 def _is_merged_from_code(files: MergedRoundFiles, shared: str, times: Any = None) -> bool:

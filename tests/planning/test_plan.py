@@ -20,7 +20,7 @@ from fedpipe.core.components import component, registry
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import compute_file_sha256
-from fedpipe.planning import planner
+from fedpipe.planning import code_changes, planner
 from fedpipe.planning.plan import Plan
 from fedpipe.planning.planner import NewPlan
 from fedpipe.planning.run_settings import RunSettings
@@ -566,6 +566,17 @@ def test_edited_or_damaged_run_yaml_is_rejected(edit: Any, problem: str) -> None
 def test_missing_run_yaml_error_shows_plan_command() -> None:
     with pytest.raises(ArtifactError, match="`fedpipe plan`"):
         RunSettings.read(Path("results/runs/fedavg/0123456789ab/run.yaml"))
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"made_by": 5}', '{"made_by": []}', '{"made_by": [5]}'])
+def test_damaged_state_of_run_is_rejected(content: str) -> None:
+    plan = make_plan(make_study())
+    files = plan.runs[0].files.get_round_files(0)
+    files.path.mkdir(parents=True)
+    files.marker.write_text("{}")
+    files.complete_states_marker.write_text(content)
+    with pytest.raises(ArtifactError, match=rf"^{files.complete_states_marker} can't be read .*made_by"):
+        list(code_changes.describe_runs_from_other_code(plan))
 
 
 def test_write_plan_keeps_unchanged_files() -> None:
