@@ -6,8 +6,9 @@ import dataclasses
 from typing import Any
 
 from fedpipe.core.errors import ArtifactError, SettingsError, UserError
-from fedpipe.core.storage.files import RESULTS, is_stored, read_json
-from fedpipe.core.storage.layout import PARAMS, RunFiles, StudyFiles
+from fedpipe.core.storage import layout
+from fedpipe.core.storage.files import RESULTS, is_stored, make_unreadable_file_error
+from fedpipe.core.storage.layout import PARAMS, RoundFiles, RunFiles, StudyFiles
 from fedpipe.planning.plan import Plan
 from fedpipe.planning.run_settings import RunSettings
 from fedpipe.report import results
@@ -76,13 +77,20 @@ def _describe_first_state_difference(first: RunFiles, second: RunFiles) -> str:
     """Find the first round with different server states, from their recorded hashes."""
     number = 0
     while True:
-        markers = [run.get_round_files(number).marker for run in (first, second)]
-        if not all(is_stored(marker) for marker in markers):
+        rounds = [run.get_round_files(number) for run in (first, second)]
+        if not all(is_stored(files.marker) for files in rounds):
             return f"server state: the same bits in all {number} rounds that both runs contain, including round 0"
-        first_sha256, second_sha256 = (read_json(marker)["sha256"]["server.pt"] for marker in markers)
+        first_sha256, second_sha256 = map(_read_server_state_sha256, rounds)
         if first_sha256 != second_sha256:
             return f"server state: differs from round {number} on"
         number += 1
+
+
+def _read_server_state_sha256(files: RoundFiles) -> str:
+    try:
+        return layout.read_round_digests(files, files.marker)[files.server_state.name]
+    except KeyError:
+        raise make_unreadable_file_error(files.marker, "the SHA-256 of the server state is missing") from None
 
 
 def _compare_accuracies(first: RunFiles, second: RunFiles) -> list[str]:

@@ -8,8 +8,8 @@ import pytest
 
 from fedpipe.analysis import diff as module
 from fedpipe.analysis.diff import diff_runs, find_run
-from fedpipe.core.errors import SettingsError
-from fedpipe.core.storage import files, layout
+from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.storage import files, layout, packing
 from tests.analysis.conftest import ROUNDS
 
 
@@ -47,6 +47,16 @@ def test_diff_runs_lists_no_setting_for_same_run_and_seed_for_two_seeds(study: P
     lines = diff_runs(find_run(first), find_run(second)).splitlines()
     assert lines[1].split() == ["seed", "0", "1"]
     assert lines[2] == ""
+
+
+@pytest.mark.parametrize("record", ["{}", '{"sha256": {}}'])
+def test_diff_runs_rejects_damaged_record_of_round(study: Path, record: str) -> None:
+    run = find_run(read_keys("fedavg")[0])
+    packing.unpack_folder(run.rounds_folder)
+    marker = run.get_round_files(1).marker
+    marker.write_text(record)
+    with pytest.raises(ArtifactError, match=f"^{marker} can't be read"):
+        diff_runs(run, run)
 
 
 def test_find_run_accepts_unique_key_prefix(study: Path) -> None:
