@@ -29,6 +29,7 @@ from fedpipe.core.yaml_text import format_yaml, read_yaml
 from fedpipe.planning import grid, planner
 from fedpipe.settings import loader, parser
 from fedpipe.settings.dataset import format_download_command
+from fedpipe.settings.loader import convert_to_mapping
 from fedpipe.settings.params import KEYWISE_SECTIONS, Params
 
 MAX_NAME_LENGTH = 80  #: characters of a derived file's name. A longer one ends with a hash
@@ -237,26 +238,11 @@ class DerivedStudy:
 
     def _apply_overrides(self, settings: Any, parse_text: Callable[[str], Any]) -> None:
         """Set all keys, also in the grid and in presets, which would override them."""
-        presets = [changes for changes in (settings.get("presets") or {}).values() if isinstance(changes, dict)]
+        presets_by_name = convert_to_mapping(settings.get("presets"))
+        presets = [changes for changes in presets_by_name.values() if isinstance(changes, dict)]
         for override in sorted(self.overrides, key=lambda override: override.is_grid):
-            for grid_lists in _list_grid_sections(settings, presets):
-                for name in [name for name in grid_lists if grid.is_key_within_section(name, override.key)]:
-                    if not isinstance(grid_lists[name], dict):
-                        del grid_lists[name]
-            for changes in presets:
-                for key in [key for key in changes if grid.is_key_within_section(key, override.key)]:
-                    del changes[key]
-            if override.is_grid:
-                _set_setting(settings, ["study", "grid", override.key], override.parse_values(parse_text), override)
-                for changes in presets:
-                    if isinstance(changes.get("study.grid"), dict):
-                        changes["study.grid"][override.key] = override.parse_values(parse_text)
-            else:
-                _set_setting(settings, override.key.split("."), override.parse_value(parse_text), override)
-                for changes in presets:
-                    # A preset's section is set before.
-                    if any(grid.is_key_within_section(override.key, key) for key in changes):
-                        changes[override.key] = override.parse_value(parse_text)
+            _remove_key_from_grids_and_presets(settings, presets, override.key)
+            _set_values(settings, presets, override, parse_text)
 
     def _reject_overrides_without_effect(self, preset: str) -> None:
         """Require that each new value has an effect."""
@@ -270,11 +256,13 @@ class DerivedStudy:
         if not isinstance(grid_lists, dict):
             return  # the plan rejects the preset
         labels = study.get("algorithms", params.study.algorithms)
+        if not isinstance(labels, (list, tuple)) or not all(isinstance(label, str) for label in labels):
+            return  # the plan rejects the labels
         for override in self.overrides:
             grid.reject_unknown_key("-S", override.key, params)
             section, _, name = override.key.partition(".")
             label = name.partition(".")[0]
-            if section == "algorithms" and label and isinstance(labels, (list, tuple)) and label not in labels:
+            if section == "algorithms" and label and label not in labels:
                 raise SettingsError(
                     f"{override}: '{label}' is not in study.algorithms. {suggest_name(label, list(labels))}"
                 )
@@ -311,6 +299,32 @@ def _make_yaml_parser() -> YAML:
         type(None), lambda representer, _: representer.represent_scalar("tag:yaml.org,2002:null", "null")
     )
     return editor
+
+
+def _remove_key_from_grids_and_presets(settings: Any, presets: Sequence[Any], key: str) -> None:
+    """Remove a key, and the keys in it, from presets and from grids. An axis of a grid keeps it."""
+    for grid_lists in _list_grid_sections(settings, presets):
+        for name in [name for name in grid_lists if grid.is_key_within_section(name, key)]:
+            if not isinstance(grid_lists[name], dict):
+                del grid_lists[name]
+    for changes in presets:
+        for name in [name for name in changes if grid.is_key_within_section(name, key)]:
+            del changes[name]
+
+
+def _set_values(settings: Any, presets: Sequence[Any], override: Override, parse_text: Callable[[str], Any]) -> None:
+    """Set the value of an option in the settings, and in presets that set the grid or the key's section."""
+    if override.is_grid:
+        key_path, parse = ["study", "grid", override.key], override.parse_values
+        targets = [changes["study.grid"] for changes in presets if isinstance(changes.get("study.grid"), dict)]
+    else:
+        key_path, parse = override.key.split("."), override.parse_value
+        targets = [  # a preset's section is set before
+            changes for changes in presets if any(grid.is_key_within_section(override.key, key) for key in changes)
+        ]
+    _set_setting(settings, key_path, parse(parse_text), override)
+    for target in targets:
+        target[override.key] = parse(parse_text)  # parse again, because mappings of ruamel.yaml can't share a value
 
 
 def _set_setting(settings: Any, key_path: Sequence[str], value: Any, override: Override) -> None:

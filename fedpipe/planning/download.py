@@ -28,6 +28,7 @@ from fedpipe.planning import grid
 from fedpipe.settings import loader, parser
 from fedpipe.settings.dataset import DOWNLOAD_COMMAND, Data
 from fedpipe.settings.federation import Federation
+from fedpipe.settings.loader import convert_to_mapping
 
 
 def is_planned_dataset(name: str) -> bool:
@@ -249,10 +250,12 @@ def _iterate_undeclared_datasets(
 
 
 def _iterate_grid_datasets(settings: dict[str, Any]) -> Iterator[Data]:
-    """Iterate over the data sets of the grid, with and without each preset."""
-    for changes in ({}, *(settings.get("presets") or {}).values()):
-        point_settings = loader.override_settings(settings, changes)
-        grid_lists = (point_settings.get("study") or {}).get("grid") or {}
+    """Iterate over the data sets of the grid, with and without each preset. Skip what the plan rejects."""
+    presets = convert_to_mapping(settings.get("presets")).values()
+    for changes in ({}, *map(convert_to_mapping, presets)):
+        named_changes = {key: value for key, value in changes.items() if isinstance(key, str)}
+        point_settings = loader.override_settings(settings, named_changes)
+        grid_lists = convert_to_mapping(convert_to_mapping(point_settings.get("study")).get("grid"))
         for dataset_settings in itertools.product(
             *(_select_distinct_dataset_settings(name, values) for name, values in grid_lists.items())
         ):
@@ -261,9 +264,11 @@ def _iterate_grid_datasets(settings: dict[str, Any]) -> Iterator[Data]:
 
 def _select_distinct_dataset_settings(axis_name: str, values: Any) -> list[dict[str, Any]]:
     """Select the distinct data set settings of a list or an axis."""
-    axis = values.values() if isinstance(values, dict) else [{axis_name: value} for value in values]
+    is_list = isinstance(values, list)
+    axis = [{axis_name: value} for value in values] if is_list else convert_to_mapping(values).values()
     dataset_settings = [
-        {key: value for key, value in entry.items() if grid.is_key_within_section(key, "dataset")} for entry in axis
+        {key: value for key, value in convert_to_mapping(entry).items() if grid.is_key_within_section(key, "dataset")}
+        for entry in axis
     ]
     return [entry for index, entry in enumerate(dataset_settings) if entry not in dataset_settings[:index]]
 

@@ -1,8 +1,9 @@
-"""Reads a study's YAML file, and overrides values at dotted keys."""
+"""Reads a study's YAML file before its validation, and overrides values at dotted keys."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,11 @@ def read_params(path: Path) -> dict[str, Any]:
     if not isinstance(settings, dict):
         raise SettingsError(f"{path}: not a mapping of sections. Use sections such as `federation: {{clients: 10}}`.")
     return settings
+
+
+def convert_to_mapping(value: Any) -> dict[str, Any]:
+    """Copy a mapping. Any other value, which the validation rejects, becomes an empty one."""
+    return dict(value) if isinstance(value, Mapping) else {}
 
 
 def override_settings(settings: dict[str, Any], *changes: dict[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from fedpipe.data.partitions.base import ColumnScheme
 from fedpipe.data.samples import Column
 from fedpipe.settings.dataset import Data
 from fedpipe.settings.federation import Federation
-from fedpipe.settings.loader import override_settings
+from fedpipe.settings.loader import convert_to_mapping, override_settings
 
 MAX_LISTED = 10  #: maximum number of known names in a message
 
@@ -38,9 +38,9 @@ def replace_names_by_numbers(settings: dict[str, Any]) -> dict[str, Any]:
     """
     if not isinstance(settings.get("federation") or {}, Mapping):
         return settings
-    federation = _convert_to_mapping(settings.get("federation"))
-    drift = _convert_to_mapping(federation.get("drift"))
-    scheme_settings = _convert_to_mapping(settings.get("partition"))
+    federation = convert_to_mapping(settings.get("federation"))
+    drift = convert_to_mapping(federation.get("drift"))
+    scheme_settings = convert_to_mapping(settings.get("partition"))
     clients_by_key = {
         "federation.held_out": federation.get("held_out"),
         "federation.drift.clients": drift.get("clients"),
@@ -70,10 +70,6 @@ def replace_names_by_numbers(settings: dict[str, Any]) -> dict[str, Any]:
     if isinstance(label_map, Mapping):
         changes["federation.drift.label_map"] = _replace_class_names_by_numbers(label_map, dataset)
     return override_settings(settings | {"federation": federation}, changes)
-
-
-def _convert_to_mapping(value: Any) -> dict[str, Any]:
-    return dict(value) if isinstance(value, Mapping) else {}
 
 
 def _has_names(value: Any) -> bool:
@@ -128,7 +124,7 @@ def _find_client_numbers(
                 "names. Use numbers from 0."
             )
         return list(clients)
-    seeds = _convert_to_mapping(settings.get("study")).get("seeds", [0]) if scheme.seed is None else [scheme.seed]
+    seeds = convert_to_mapping(settings.get("study")).get("seeds", [0]) if scheme.seed is None else [scheme.seed]
     seeds = [seed for seed in seeds if isinstance(seed, int)] if isinstance(seeds, list) else []
     labels, test, columns = _load_columns(dataset)
     draws = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from functools import partial
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
@@ -48,7 +48,7 @@ def _list_scheme_parameters(scheme: str) -> set[str]:
 
 
 def parse_params(
-    settings: Any,
+    settings: dict[str, Any],
     download_command: str | None = DOWNLOAD_COMMAND,
     labels: Collection[str] | None = None,
     obtain_command: str | None = None,
@@ -71,8 +71,6 @@ def parse_params(
     SettingsError
         One line for each mistake.
     """
-    if not isinstance(settings, dict):
-        raise SettingsError("params.yaml: not a mapping of sections. Use sections such as `federation: {clients: 10}`.")
     if ignored_parameters := find_ignored_partition_parameters(settings):
         partition = {
             name: value
@@ -128,13 +126,12 @@ def apply_preset(
     """
     if preset == FULL_PRESET:
         return settings, {}
-    presets = settings.get("presets")
-    known_presets = list(presets) if isinstance(presets, Mapping) else []
-    if preset not in known_presets:
+    presets = parse_params(settings, download_command).presets
+    if preset not in presets:
         raise SettingsError(
-            f"--preset: '{preset}' is not a preset of this study. {suggest_name(preset, [*known_presets, FULL_PRESET])}"
+            f"--preset: '{preset}' is not a preset of this study. {suggest_name(preset, [*presets, FULL_PRESET])}"
         )
-    changes = parse_params(settings, download_command).presets[preset]
+    changes = presets[preset]
     return override_settings(settings, changes), {
         key: value for key, value in changes.items() if key.partition(".")[0] not in STUDY_WIDE_SECTIONS
     }

@@ -186,12 +186,22 @@ def test_derived_study_value_takes_precedence_over_preset() -> None:
     assert len(lines) == 4
 
 
-@pytest.mark.parametrize("change", ["study.grid: [0]", "study: 3"])
-def test_derived_study_with_invalid_grid_of_preset_names_option_in_error_of_study(change: str) -> None:
-    Path("params.yaml").write_text(BASE.replace("presets:", f"presets:\n  small: {{{change}}}"))
+@pytest.mark.parametrize(
+    ("presets", "key"),
+    [
+        ("{small: {study.grid: [0]}}", "study.grid"),
+        ("{small: {study: 3}}", "study"),
+        ("{small: {study: {algorithms: 5}}}", "study.algorithms"),
+        ("{small: {study.algorithms: [[1]]}}", "study.algorithms"),
+        ("{1: {}}", "presets"),
+        ("[small]", "presets"),
+    ],
+)
+def test_derived_study_with_invalid_preset_names_option_in_error_of_study(presets: str, key: str) -> None:
+    Path("params.yaml").write_text(f"{BASE.partition('presets:')[0]}presets: {presets}\n")
     messages = []
     for options in ([], ["-S", "execution.stack=2"]):
-        with pytest.raises(SettingsError, match=change.partition(":")[0]) as error:
+        with pytest.raises(SettingsError, match=rf"^{key}[:.]") as error:
             run_fedpipe("plan", "--dry-run", "--preset", "small", *options)
         messages.append(str(error.value))
     assert messages[1] == f"{messages[0]} (with -S execution.stack=2)"

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from fedpipe.cli import app
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage import files
-from fedpipe.planning import planner
+from fedpipe.planning import download, planner
 from tests import small_studies as studies
 
 pytestmark = pytest.mark.usefixtures("in_empty_folder")
@@ -122,6 +123,26 @@ def test_download_stores_datasets_of_grid_and_presets() -> None:
     assert len(planner.make_plan().runs) == 2
     assert len(planner.make_plan(preset="smoke").runs) == 1
     assert CliRunner().invoke(app.app, ["download"]).stdout.count(" is stored.\n") == 1, "stored data sets are reused"
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"presets": 5},
+        {"presets": {"smoke": None}},
+        {"presets": {"smoke": {1: 2}}},
+        {"presets": {"smoke": {"study.grid": 5}}},
+        {"study": [1]},
+        {"study": {"grid": 5}},
+        {"study": {"grid": {"federation.rounds": 5}}},
+        {"study": {"grid": {"data": {"small": None}}}},
+    ],
+)
+def test_download_leaves_invalid_grids_and_presets_to_plan(sections: dict[str, Any]) -> None:
+    Path("params.yaml").write_text(yaml.safe_dump(sections))
+    assert download.write_dataset_facts_into_study(None, Path("params.yaml")).endswith(" is stored.")
+    with pytest.raises(SettingsError, match=r"^(presets|study)[:.]"):
+        planner.make_plan(preset="smoke")
 
 
 def test_missing_sha256_error_of_preset_shows_command_or_sha256() -> None:
