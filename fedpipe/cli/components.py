@@ -10,6 +10,7 @@ import typer
 
 from fedpipe.cli.group import DIAGNOSTIC_KIND, GENERATED_PANEL, USER_PANEL, app, require_study_path
 from fedpipe.core.errors import SettingsError, suggest_name
+from fedpipe.core.storage.layout import PARAMS
 
 if TYPE_CHECKING:
     from fedpipe.core.components.component import ComponentKind
@@ -49,7 +50,7 @@ def describe_component(
     from fedpipe.cli.docs import pages
     from fedpipe.cli.docs.equations import render_docstring_equations
     from fedpipe.core.components import code_digest, registry
-    from fedpipe.core.components.component import COMPONENT_KINDS, list_parameters
+    from fedpipe.core.components.component import ALGORITHM, COMPONENT_KINDS, list_parameters
 
     def find_kind(name: str) -> ComponentKind | None:
         return next((kind for kind in COMPONENT_KINDS if registry.is_component(kind, name)), None)
@@ -61,6 +62,8 @@ def describe_component(
     if kind is None:
         name = _find_algorithm_of_entry(name)
         kind = find_kind(name)
+    if kind is None and "." in name:
+        registry.find_component(ALGORITHM, name)  # raises an error with the reason, such as a mistake in own.py
     if kind is None:
         known_names = {component for kind in COMPONENT_KINDS for component in registry.list_components(kind)}
         hint = suggest_name(name, sorted(known_names | {*code_digest.DIAGNOSTIC_MODULES}))
@@ -150,11 +153,10 @@ def print_schema() -> None:
 
 def _find_algorithm_of_entry(name: str) -> str:
     """Find the algorithm of an entry of params.yaml, such as own.Prox of `prox`. Return other names unchanged."""
-    from fedpipe.core.yaml_text import read_yaml
+    from fedpipe.settings import loader
 
-    params = Path("params.yaml")
-    study = read_yaml(params.read_text(encoding="utf-8"), params) if params.is_file() else None
-    entries = study.get("algorithms") if isinstance(study, dict) else None
+    study = loader.read_params(PARAMS) if PARAMS.is_file() else {}
+    entries = study.get("algorithms")
     entry = entries.get(name) if isinstance(entries, dict) else None
     return str(entry["algorithm"]) if isinstance(entry, dict) and "algorithm" in entry else name
 

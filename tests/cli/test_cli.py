@@ -163,6 +163,13 @@ def test_describe_finds_custom_components() -> None:
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
+def test_describe_shows_mistake_in_custom_module_and_study(run_fedpipe: RunFedpipe) -> None:
+    Path("own_broken.py").write_text("x = 1 / 0\n")
+    assert "division by zero, own_broken.py, line 1" in read_error(run_fedpipe, "describe", "own_broken.X")
+    Path("params.yaml").write_bytes(b"\xff")
+    assert read_error(run_fedpipe, "describe", "prox").startswith("params.yaml: not UTF-8 text")
+
+
 @pytest.mark.parametrize(
     ("study", "plan", "command"),
     [
