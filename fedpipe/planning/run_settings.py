@@ -10,7 +10,7 @@ from typing import Any
 from fedpipe.core.components import registry
 from fedpipe.core.components.code_digest import compute_code_digest
 from fedpipe.core.components.component import ALGORITHM, MODEL, PARTITION, Component, ComponentKind
-from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.errors import ArtifactError
 from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.yaml_text import format_yaml, read_generated_yaml, read_yaml
 from fedpipe.settings.dataset import SPLIT_KEYS, Data
@@ -78,9 +78,9 @@ class RunSettings:
         try:
             settings = cls(**read_yaml(path.read_text(), path))
             key = settings.key
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise ArtifactError(f"{path} is missing. Run `fedpipe plan` to write it again.") from None
-        except (SettingsError, TypeError) as error:
+        except (TypeError, ValueError) as error:
             raise ArtifactError(f"{path} is damaged ({error}). Delete it and run `fedpipe plan`.") from None
         if key != path.parent.name:
             raise ArtifactError(f"{path} was edited: its key would be {key}. Change params.yaml instead.")

@@ -551,21 +551,25 @@ def test_run_yaml_contains_all_settings_of_run() -> None:
         (lambda text: "", "is damaged"),
         (lambda text: "{", "is damaged"),
         (lambda text: text.replace("learning_rate: 0.1", "learning_rate: 2026-01-01"), "run.yaml"),
+        (lambda text: text.replace("learning_rate: 0.1", "learning_rate: .nan"), "is damaged"),
+        (lambda text: f"{text}# caf\udce9", "is damaged"),
     ],
-    ids=["edited", "another-key", "empty", "no-yaml", "a-date"],
+    ids=["edited", "another-key", "empty", "no-yaml", "a-date", "not-a-number", "not-utf-8"],
 )
 def test_edited_or_damaged_run_yaml_is_rejected(edit: Any, problem: str) -> None:
     plan = make_plan(make_study())
     planner.write_plan(plan)
     path = plan.runs[0].files.settings
-    path.write_text(edit(path.read_text()))
+    path.write_text(edit(path.read_text()), errors="surrogateescape")
     with pytest.raises(ArtifactError, match=problem):
         RunSettings.read(path)
 
 
-def test_missing_run_yaml_error_shows_plan_command() -> None:
-    with pytest.raises(ArtifactError, match="`fedpipe plan`"):
-        RunSettings.read(Path("results/runs/fedavg/0123456789ab/run.yaml"))
+@pytest.mark.parametrize("path", ["results/runs/fedavg/0123456789ab/run.yaml", "params.yaml/run.yaml"])
+def test_missing_run_yaml_error_shows_plan_command(path: str) -> None:
+    Path("params.yaml").touch()
+    with pytest.raises(ArtifactError, match=f"^{path} is missing. .*`fedpipe plan`"):
+        RunSettings.read(Path(path))
 
 
 @pytest.mark.parametrize("content", ["{}", "[]", '{"made_by": 5}', '{"made_by": []}', '{"made_by": [5]}'])
