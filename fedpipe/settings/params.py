@@ -98,11 +98,11 @@ class Params(Section):
                 "which never participate. Set report.clients to both or new to see them."
             )
         schedule, rounds = self.federation.schedule, self.federation.rounds
-        restart_round = schedule.warmup + (schedule.period or rounds)
-        if schedule.name == "cosine" and restart_round < rounds:
+        minimum_round = schedule.warmup + (schedule.period or rounds) + 1
+        if schedule.name == "cosine" and minimum_round < rounds:
             warnings.append(
-                f"federation.schedule.period: {schedule.period} ends after round {restart_round} of {rounds}. Then the "
-                "learning rate rises again, as in CosineAnnealingLR."
+                f"federation.schedule.period: {schedule.period} means that the learning rate rises again after its "
+                f"minimum in round {minimum_round} of {rounds}, as in CosineAnnealingLR."
             )
         return warnings
 

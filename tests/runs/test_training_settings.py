@@ -181,10 +181,15 @@ def test_finetuning_rejects_learning_rate_of_zero() -> None:
 
 
 def test_plan_warns_about_learning_rate_that_rises_again() -> None:
-    studies.write(studies.settings(federation={"schedule": {"name": "cosine", "period": 2, "warmup": 1}}), Path())
+    schedule = {"name": "cosine", "period": 2, "warmup": 1}
+    rates = [Schedule(**schedule).compute_learning_rate(0.1, number) for number in range(1, 6)]
+    assert rates.index(min(rates[1:])) + 1 == 4, "the first minimum after the warmup"
+    studies.write(studies.settings(rounds=4, federation={"schedule": schedule}), Path())
+    assert planner.make_plan().warnings == (), "the last round has the minimum"
+    studies.write(studies.settings(rounds=5, federation={"schedule": schedule}), Path())
     (warning,) = planner.make_plan().warnings
     assert warning.startswith("federation.schedule.period: 2 ")
-    assert "round 3 of 4" in warning
+    assert "round 4 of 5" in warning
 
 
 def test_grid_varies_schedule_and_local_steps() -> None:
