@@ -24,7 +24,7 @@ from fedpipe.core.components.code_digest import compute_code_digest, compute_sha
 from fedpipe.core.components.component import Component
 from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage import layout, packing
-from fedpipe.core.storage.files import compute_file_sha256, write_bytes, write_json
+from fedpipe.core.storage.files import compute_file_sha256, remove_path, write_bytes, write_json
 from fedpipe.core.storage.layout import FULL_PRESET, PARAMS
 from fedpipe.core.yaml_text import format_yaml
 from fedpipe.data import store
@@ -398,7 +398,7 @@ def write_plan(plan: NewPlan) -> None:
     sources = plan.study_files.source_hashes
     write_job_files(plan)
     for rung in Plan.read_rungs(plan)[len(plan.read_rungs()) :]:
-        plan.study_files.get_rung_result_path(rung.rounds).unlink()
+        remove_path(plan.study_files.get_rung_result_path(rung.rounds))
     if plan.execution.clients_per_job:  # rules of single rounds need the files that a segment has packed
         for run in plan.runs:
             packing.unpack_folder(run.files.rounds_folder)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage.files import write_bytes
 from fedpipe.planning import freshness, planner, search, tpe
 from fedpipe.planning.plan import Plan
@@ -221,5 +222,12 @@ def test_planning_removes_rung_result_with_wrong_key_of_tpe_draw() -> None:
     edited = planner.make_plan()
     assert edited.read_rungs() == ()
     assert forecast.forecast_remaining_work(edited).runs == 56 + 8
+    path.parent.rename("outside")
+    path.parent.symlink_to(Path("outside").absolute())
+    with pytest.raises(ArtifactError, match=rf"^{path.parent} is outside results, because a link"):
+        planner.write_plan(edited)
+    assert path.exists()
+    path.parent.unlink()
+    Path("outside").rename(path.parent)
     planner.write_plan(edited)
     assert not path.exists()
