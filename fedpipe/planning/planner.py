@@ -103,10 +103,13 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
     draft.warnings += partition.collect_omitted_client_warnings(draft.partitions, draft.file_texts)
     plan = draft.build_plan(path, preset)
     check_rank_test(plan)
-    for rung in Plan.read_rungs(plan):
+    rungs = Plan.read_rungs(plan)
+    for rung in rungs:
         for plan_draw, result in zip(plan.draw_planners, rung.searches, strict=True):
             for new in result.new_draws:
-                plan_draw(new.draw, new.values)
+                plan_draw(new.draw, new.values)  # extends the dicts that the plan shares with the draft
+    if rungs:  # the models of these draws are sources, too
+        plan = dataclasses.replace(plan, source_hashes=plan.source_hashes | _hash_sources(path, draft.components))
     return plan
 
 

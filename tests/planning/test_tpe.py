@@ -29,6 +29,16 @@ pytestmark = pytest.mark.usefixtures("in_empty_folder")
 OVER = {"federation.learning_rate": {"log": [0.01, 1]}, "algorithms.fedprox.mu": {"log": [0.01, 1]}}
 #: Batches of 8, 4 and 2 draws.
 TUNE = {"over": OVER, "draws": 14, "rungs": [1, 2, 4], "by": "personal-on-validation", "seeds": [100, 101]}
+CUSTOM_MODEL = '''
+from dataclasses import dataclass
+
+from fedpipe.models.mlp import MLP
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layers(MLP):
+    """MLP by another name."""
+'''
 RANGES = {
     "log": Range(log=(0.001, 1)),
     "linear": Range(linear=(0.0, 1.0)),
@@ -209,6 +219,22 @@ def test_tpe_ranks_draws_of_later_rungs_first_and_diverged_draws_last() -> None:
 
     results = [make_result((2, False), (1, False), (0, True)), make_result((4, False), (1, False), (3, True))]
     assert tpe.rank_all_draws(planned, results) == [4, 1, 2, 3, 0]
+
+
+def test_models_of_tpe_draws_are_sources_of_plan() -> None:
+    models = [f"own_{number}.Layers" for number in range(40)]
+    for name in models:
+        Path(name).with_suffix(".py").write_text(CUSTOM_MODEL)
+
+    def list_modules(plan: NewPlan) -> set[str]:
+        names = {settings.model["name"] for settings in plan.run_settings.values()}
+        return {str(Path(name).with_suffix(".py")) for name in names & {*models}}
+
+    first_plan = plan_study(over={"model.name": {"choice": models}, "federation.learning_rate": {"log": [0.01, 1]}})
+    first_modules = list_modules(first_plan)
+    finish_rung(target=0.1)
+    plan = planner.make_plan()
+    assert first_modules < list_modules(plan) <= plan.source_hashes.keys()
 
 
 def test_planning_removes_rung_result_with_wrong_key_of_tpe_draw() -> None:
