@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from fedpipe.cli.group import LOCAL_PROFILE
-from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.errors import ArtifactError, SettingsError, UserError
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.layout import FULL_PRESET, PARAMS, StudyFiles
 from fedpipe.planning.plan import Plan
@@ -22,8 +23,11 @@ if TYPE_CHECKING:
 def read_plan(params: Path, preset: str) -> Plan:
     """Read the plan of a study. Raises an error if it is missing or if `params` is a folder."""
     require_single_study(params, preset)
-    if not params.is_file() and not StudyFiles.from_params(params, preset).plan.is_file():
-        raise SettingsError(f"{params}: the file does not exist. Change to the folder that contains it.")
+    has_plan = False
+    with suppress(SettingsError):  # a missing file may have a path that can't be a study's
+        has_plan = StudyFiles.from_params(params, preset).plan.is_file()
+    if not has_plan:
+        require_existing_study(params)
     return Plan.read_study(params, preset)
 
 
@@ -65,6 +69,17 @@ def require_single_study(params: Path, preset: str) -> None:
         raise SettingsError(
             f"--params: {params} is a folder. Use the file of one study, or type `{command}` to run all studies in it."
         )
+
+
+def require_existing_study(params: Path) -> None:
+    """Require that a study's file exists, or a folder of studies."""
+    if not params.exists():
+        raise SettingsError(f"{params}: the file does not exist. Change to the folder that contains it.")
+
+
+def name_study_in_error(path: Path, error: UserError) -> str:
+    """Format the message of an error. Each line begins with the file of its study."""
+    return "\n".join(line if line.startswith(f"{path}: ") else f"{path}: {line}" for line in str(error).splitlines())
 
 
 def get_snakemake_targets(params: Path, preset: str) -> list[str]:

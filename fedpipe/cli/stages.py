@@ -24,7 +24,7 @@ from fedpipe.cli.group import (
     app,
     require_study_path,
 )
-from fedpipe.cli.plans import read_plan
+from fedpipe.cli.plans import name_study_in_error, read_plan
 from fedpipe.core.errors import ArtifactError, SettingsError, UserError, suggest_name
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import write_bytes, write_pt
@@ -54,7 +54,7 @@ def download_data(
         except UserError as error:
             if not params.is_dir():
                 raise
-            failed.append(f"{path}: {error}")
+            failed.append(name_study_in_error(path, error))
     if failed:
         raise ArtifactError("\n".join(failed))
 

@@ -28,8 +28,10 @@ from fedpipe.cli.plans import (
     derive_study,
     find_derived_study,
     get_snakemake_targets,
+    name_study_in_error,
     parse_derived_study,
     read_plan,
+    require_existing_study,
     require_single_study,
     warn_if_stale,
 )
@@ -122,8 +124,7 @@ def run_studies(
     This prints and executes a snakemake command. Other options, such as `--forcerun table`, are passed to Snakemake.
     """
     require_single_study(params, preset)
-    if not params.is_file():
-        raise SettingsError(f"{params}: the file does not exist. Change to the folder that contains it.")
+    require_existing_study(params)
     if not Path("Snakefile").is_file() and not {"-s", "--snakefile"}.intersection(context.args):
         raise SettingsError(
             "Snakefile: this folder has none, so it is not a project. Change to your project, or make this folder one "
@@ -180,6 +181,7 @@ def store_runs(
     """Store the accuracies of finished runs as text next to their studies, so that git can keep them."""
     from fedpipe.papers import recording
 
+    require_existing_study(params)
     recorded_studies = list(recording.record_runs_of_studies(layout.list_studies(params), preset))
     for recorded in recorded_studies:
         typer.echo(recorded.message, err=not recorded.is_current)
@@ -281,5 +283,4 @@ def _make_plan(path: Path, preset: str, has_several_studies: bool) -> NewPlan:
     except SettingsError as error:
         if not has_several_studies:
             raise
-        lines = [line if line.startswith(f"{path}: ") else f"{path}: {line}" for line in str(error).splitlines()]
-        raise SettingsError("\n".join(lines)) from None
+        raise SettingsError(name_study_in_error(path, error)) from None

@@ -197,6 +197,8 @@ def test_missing_results_error_shows_run_command_of_study(
         (("download", "digit"), "dataset.name: ", "'digits'?"),
         (("plan",), "params.yaml: ", "file"),
         (("show",), "params.yaml: ", "file"),
+        (("store",), "studies/papers: the file does not exist", "folder"),
+        (("status", "--params", "other"), "other: the file does not exist", "folder"),
         *(
             (
                 (command, "--params", "studies/a", "--preset", "smoke"),
@@ -332,6 +334,17 @@ def test_plan_error_in_folder_of_studies_begins_with_study_file(run_fedpipe: Run
     error = read_error(run_fedpipe, "plan", "--params", "studies", "--preset", "smoke")
     assert re.match("studies/two.yaml: --preset: 'smoke' .*full", error)
     assert not Path("results").exists(), "no study of the folder is planned"
+
+
+@pytest.mark.parametrize("command", ["plan", "download"])
+def test_each_line_of_error_in_folder_of_studies_begins_with_study_file(command: str, run_fedpipe: RunFedpipe) -> None:
+    Path("studies").mkdir()
+    for name in ("one", "two"):
+        Path(f"studies/{name}.yaml").write_text("dataset: {a: 1, b: 2}\n")
+    _, _, errors = run_fedpipe(command, "--params", "studies")
+    lines = errors.removeprefix("fedpipe: ").splitlines()
+    assert len(lines) > 1
+    assert all(re.match("studies/(one|two).yaml: dataset.[ab]: unknown key", line) for line in lines)
 
 
 def test_plan_of_other_study_is_in_its_results_folder() -> None:
