@@ -78,10 +78,14 @@ def partition_data(
         previews = [item for item in preview_partitions(params) if key in (None, item.key)]
         if not previews:
             raise SettingsError(f"'{key}' is not a partition of {params}. Leave it out to print all partitions.")
-        for name, settings, assignment, class_names, held_out, unused_keys in previews:
-            counts, clients = assignment.class_counts, assignment.names
-            typer.echo(render_partition_preview(name, settings, counts, clients, class_names, held_out, unused_keys))
-            for warning in stage.describe_omitted_clients(name, settings, assignment):
+        for item in previews:
+            counts, clients = item.assignment.class_counts, item.assignment.names
+            typer.echo(
+                render_partition_preview(
+                    item.key, item.settings, counts, clients, item.class_names, item.held_out, item.unused_keys
+                )
+            )
+            for warning in stage.describe_omitted_clients(item.key, item.settings, item.assignment):
                 typer.echo(f"fedpipe: warning: {warning}", err=True)
     elif key is None:
         raise SettingsError("KEY: missing. Use a partition of the plan (--preview prints all of them).")
