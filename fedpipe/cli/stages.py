@@ -290,27 +290,24 @@ def plot_figure(
     """Draw a figure as SVG, PDF and PNG."""
     from fedpipe.report import contents
     from fedpipe.report.data import StudyData
-
-    if name.partition("_")[0] not in ("curves", "matrices", "ranks", "partition") or (
-        name == "partition" and key is None
-    ):
-        raise SettingsError(f"'{name}' can't be drawn. Use curves, matrices, ranks, or partition with a key.")
-    study_plan = read_plan(params, preset)
-    if name not in (*study_plan.figure_labels, "partition"):
-        raise SettingsError(f"'{name}' is not a figure of {params}. Use {', '.join(study_plan.figure_labels)}.")
-    contents.require_unchanged_plan(study_plan, plan_fingerprint)
-    if name != "partition":  # its figures need no run
-        study_plan.require_finished_search()
     from fedpipe.report.figures import curves, matrices, partition, ranks
 
+    study_plan = read_plan(params, preset)
+    contents.require_unchanged_plan(study_plan, plan_fingerprint)
+    if name == "partition":
+        if key is None:
+            raise SettingsError("KEY: missing. Use the key of a partition, as in results/partitions.")
+        partition.write_partition_figure(study_plan, key)
+        return
+    if name not in study_plan.figure_labels:
+        raise SettingsError(f"'{name}' is not a figure of {params}. Use {', '.join(study_plan.figure_labels)}.")
+    study_plan.require_finished_search()
     if name in study_plan.metrics_by_figure:
         curves.write_curves_figure(StudyData(study_plan), name)
     elif name == "matrices":
         matrices.write_matrices_figure(StudyData(study_plan))
-    elif name == "ranks":
+    else:
         ranks.write_ranks_figure(StudyData(study_plan))
-    elif key is not None:
-        partition.write_partition_figure(study_plan, key)
 
 
 @app.command("record", rich_help_panel=STAGES_PANEL)

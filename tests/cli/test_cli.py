@@ -193,7 +193,6 @@ def test_missing_results_error_shows_run_command_of_study(
         (("describe", "fedavgg"), "'fedavgg' is unknown", "'fedavg'?"),
         (("list", "algos"), "'algos' ", "'algorithms'?"),
         (("list", "zzz"), "'zzz' ", "algorithms, datasets, models, partitions, diagnostics"),
-        (("figure", "pie"), "'pie' ", "curves, matrices"),
         (("download", "digit"), "dataset.name: ", "'digits'?"),
         (("plan",), "params.yaml: ", "file"),
         (("show",), "params.yaml: ", "file"),
@@ -233,7 +232,8 @@ def test_invalid_arguments_print_one_message_and_exit_with_status_2(
         (("collect", "RUN", "--rounds", "3"), "0001"),
         (("partition", "0123456789ab"), "0123456789ab"),
         (("figure", "partition", "0123456789ab"), "0123456789ab"),
-        (("figure", "partition"), "partition"),
+        (("figure", "partition"), "KEY: missing"),
+        (("figure", "pie"), "'pie' is not a figure of params.yaml. Use curves, matrices."),
         (("record", "fedprox"), "fedprox"),  # not in the study
         (("show",), "results/tables/results.md"),
         (("table",), "joined.json"),
