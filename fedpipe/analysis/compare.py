@@ -258,6 +258,9 @@ def _render_table(revisions: Sequence[Revision], has_only_changes: bool = False)
                     "same runs" if has_same_runs else _format_difference(row_accuracies[0], revision_accuracies)
                 )
             lines.append(line)
+    if not lines:
+        methods = ", ".join(dict.fromkeys(titles[algorithm] for algorithm, _ in rows))
+        return f"No revision has an accuracy of {methods} by {', '.join(protocols)}."
     frame = pd.DataFrame(lines)
     if not frame["point"].any():
         frame = frame.drop(columns="point")

@@ -301,6 +301,15 @@ def test_compare_shows_dashes_for_method_missing_from_revisions(study: Path) -> 
     assert row[3:] == [lineage.DASH] * 2
 
 
+@pytest.mark.parametrize("has_only_changes", [False, True])
+def test_compare_without_accuracies_names_methods_and_protocols(study: Path, has_only_changes: bool) -> None:
+    """For example, the methods have no global model."""
+    first = lineage._read_revision("first", None)._replace(accuracies={})
+    second = first._replace(name="second", runs={})
+    text = lineage._render_table([first, second], has_only_changes)
+    assert text == f"No revision has an accuracy of FedAvg, SCAFFOLD by {', '.join(first.plan.protocols)}."
+
+
 def test_paired_difference_has_student_t_interval_and_needs_two_seeds() -> None:
     baseline, changed = (pd.Series(values, index=[0, 1, 2]) for values in ([1.0, 2.0, 3.0], [2.0, 4.0, 3.5]))
     difference = compute_paired_difference(baseline, changed)
