@@ -7,6 +7,7 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -178,19 +179,7 @@ def _fetch_revision(name: str, folder: Path) -> None:
         # A relative address in a commit's .dvc/config would begin at "/", so use the remotes of this folder.
         # `DVCFileSystem(".", rev=name)` finds no project in a folder of a larger repository.
         with Repo(".", config=Config.from_cwd()) as repo, repo.switch(name):
-            plan = StudyFiles.from_params(PARAMS).plan
-            for path in (plan, PARAMS):
-                _copy_file_of_revision(repo.dvcfs, name, path, folder)
-            with contextlib.chdir(folder):
-                rung_files = _read_revision_plan(name).rung_files
-            for path in rung_files:
-                _copy_file_of_revision(repo.dvcfs, name, path, folder)
-            with contextlib.chdir(folder):
-                cells = _read_revision_plan(name).cells
-            for cell in cells:
-                for path in (cell.merged_files.marker, cell.merged_files.metrics, cell.files.settings):
-                    if not (folder / path).exists():
-                        _copy_file_of_revision(repo.dvcfs, name, path, folder)
+            _copy_revision(repo.dvcfs, name, folder)
     except SCMError:
         raise SettingsError(
             f"'{name}' is not a commit or experiment. Type `git log` or `dvc exp list` to list their names."
@@ -199,7 +188,25 @@ def _fetch_revision(name: str, folder: Path) -> None:
         raise SettingsError(f"'{name}' can't be read: {format_error(error)}") from None
 
 
-def _copy_file_of_revision(dvc_files: Any, name: str, path: Path, folder: Path) -> None:
+def _copy_revision(dvc_files: Any, name: str, folder: Path) -> None:
+    """Copy the files of a revision. Its plan lists the results of rungs, which select the winners among its cells."""
+    copy = partial(_copy_file_of_revision, dvc_files, name, folder)
+    copy(StudyFiles.from_params(PARAMS).plan)
+    copy(PARAMS)
+    with contextlib.chdir(folder):
+        rung_files = _read_revision_plan(name).rung_files
+    for path in rung_files:
+        copy(path)
+    with contextlib.chdir(folder):
+        cells = _read_revision_plan(name).cells
+    cell_files = dict.fromkeys(
+        path for cell in cells for path in (cell.merged_files.marker, cell.merged_files.metrics, cell.files.settings)
+    )
+    for path in cell_files:
+        copy(path)
+
+
+def _copy_file_of_revision(dvc_files: Any, name: str, folder: Path, path: Path) -> None:
     """Copy a file of a revision from this folder if it is the same, otherwise from DVC's cache or remote."""
     from dvc_data.index import DataIndexDirError
 
