@@ -164,34 +164,21 @@ def write_dataset_facts_into_study(name: str | None, params: Path, stored: set[P
             f"Its labels are {lowest_label} to {int(labels.max())}, but classes are numbered from 0, so class 0 has "
             "no samples. If your data have no class 0, number the labels from 0."
         )
-    if revision is not None and not _write_key_into_study(params, ("dataset",), "revision", revision, messages):
-        messages.append(f"Add this to {params}, under dataset:\n  revision: {revision}")
-    if sha256 is not None and not (
-        is_study_dataset and _write_key_into_study(params, ("dataset",), "sha256", sha256, messages)
-    ):
-        messages.append(f"Add this to {params}, under dataset with name {section.name}:\n  sha256: {sha256}")
+    for key, entry in (("revision", revision), ("sha256", sha256)):
+        if entry is not None and is_study_dataset:
+            _declare_key(params, ("dataset",), key, entry, messages)
+        elif entry is not None:
+            messages.append(f"Add this to {params}, under dataset with name {section.name}:\n  {key}: {entry}")
     if is_study_dataset:
         _write_weights_sha256_into_study(params, settings, section.fetcher, messages)
-    for kind in (PARTITION, MODEL) if is_study_dataset else ():
-        pin = registry.parse_component(kind, settings.get(kind.section, {})).pinned_file
-        if pin is None or pin.sha256:
-            continue
-        if not pin.path.is_file():
-            raise SettingsError(f"{kind.section}.{pin.parameter}: {pin.path} is missing. Use an existing file.")
-        sha256 = pinned_files.compute_content_sha256(pin.path)
-        _require_usable_component_file(
-            kind, settings | {kind.section: settings[kind.section] | {"sha256": sha256}}, store.read_dataset_info(path)
-        )
-        if not _write_key_into_study(params, (kind.section,), "sha256", sha256, messages):
-            messages.append(f"Add the SHA-256 of {pin.path} to {params}, under {kind.section}:\n  sha256: {sha256}")
+        for kind in (PARTITION, MODEL):
+            _write_component_sha256_into_study(kind, params, settings, store.read_dataset_info(path), messages)
     if name is None:
         _write_grid_substitute_sha256_into_study(params, section, messages)
-        settings = loader.read_params(params) if params.is_file() else settings
-    for grid_dataset in _iterate_grid_datasets(settings) if name is None else ():
-        if getattr(grid_dataset.effective_dataset, "sha256", None) and grid_dataset.explain_missing_data(
-            DOWNLOAD_COMMAND
-        ):
-            messages.append(f"{load_and_save_dataset(grid_dataset.effective_dataset, grid_dataset.fetcher)} is stored.")
+        for grid_dataset in _iterate_grid_datasets(loader.read_params(params)):
+            dataset = grid_dataset.effective_dataset
+            if getattr(dataset, "sha256", None) and grid_dataset.explain_missing_data(DOWNLOAD_COMMAND):
+                messages.append(f"{load_and_save_dataset(dataset, grid_dataset.fetcher)} is stored.")
     return "\n".join(messages)
 
 
@@ -204,8 +191,22 @@ def _write_weights_sha256_into_study(
         return
     sha256 = pinned_files.compute_content_sha256(path)
     messages.append(f"{path} is stored.")
-    if model.sha256 is None and not _write_key_into_study(params, (MODEL.section,), "sha256", sha256, messages):
-        messages.append(f"Add the SHA-256 of {path} to {params}, under {MODEL.section}:\n  sha256: {sha256}")
+    if model.sha256 is None:
+        _declare_key(params, (MODEL.section,), "sha256", sha256, messages)
+
+
+def _write_component_sha256_into_study(
+    kind: ComponentKind, params: Path, settings: dict[str, Any], facts: DatasetInfo, messages: list[str]
+) -> None:
+    """Fill in the SHA-256 of the user's file that the study's partition or model reads."""
+    pin = registry.parse_component(kind, settings.get(kind.section, {})).pinned_file
+    if pin is None or pin.sha256:
+        return
+    if not pin.path.is_file():
+        raise SettingsError(f"{kind.section}.{pin.parameter}: {pin.path} is missing. Use an existing file.")
+    sha256 = pinned_files.compute_content_sha256(pin.path)
+    _require_usable_component_file(kind, settings | {kind.section: settings[kind.section] | {"sha256": sha256}}, facts)
+    _declare_key(params, (kind.section,), "sha256", sha256, messages)
 
 
 def _require_usable_component_file(kind: ComponentKind, settings: dict[str, Any], facts: DatasetInfo) -> None:
@@ -232,8 +233,7 @@ def _write_grid_substitute_sha256_into_study(params: Path, section: Data, messag
         sha256 = data.configured_dataset.compute_unpinned_sha256(data.fetcher)
         if sha256 is None and not (is_declared and key != "sha256"):
             continue
-        if not _write_key_into_study(params, key_path, key, sha256, messages):
-            messages.append(f"Add this to {params}, under {'.'.join(key_path)}:\n  {key}: {sha256 or 'null'}")
+        _declare_key(params, key_path, key, sha256, messages)
 
 
 def _iterate_undeclared_datasets(
@@ -289,6 +289,12 @@ def _check_samples(
             f"{samples.y.max() + 1} classes. Use files with {expected_facts.size} samples of shape "
             f"{expected_facts.shape} in {expected_facts.classes} classes."
         )
+
+
+def _declare_key(params: Path, key_path: tuple[str, ...], key: str, entry: str | None, messages: list[str]) -> None:
+    """Add a key to a mapping of the study's file. If this fails, advise the user to add it."""
+    if not _write_key_into_study(params, key_path, key, entry, messages):
+        messages.append(f"Add this to {params}, under {'.'.join(key_path)}:\n  {key}: {entry or 'null'}")
 
 
 def _write_key_into_study(

@@ -767,7 +767,7 @@ def test_download_prints_checksum_that_it_cannot_write() -> None:
     before = "dataset:\n  ? name\n  : npz\n  ? path\n  : own.npz\n"
     Path("params.yaml").write_text(before)
     message = download.write_dataset_facts_into_study(None, Path("params.yaml"))
-    assert "to params.yaml, under dataset with name npz:" in message
+    assert "to params.yaml, under dataset:" in message
     assert message.endswith(f"\n  sha256: {sha256}")
     assert Path("params.yaml").read_text() == before
 

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import yaml
 from typer.testing import CliRunner
+from typing_extensions import override
 
 from fedpipe.cli import app
 from fedpipe.core.errors import ArtifactError, SettingsError
@@ -139,6 +141,29 @@ def test_huggingface_config_selects_files_and_changes_key() -> None:
     assert "config" not in plain.get_hashed_parameters(), (
         "the key of a study without a configuration equals that of earlier versions"
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reviews(HuggingFace):
+    """A custom data set in a repository."""
+
+    path: str = "repository"
+    vocabulary: int = 50
+
+    @override
+    def find_current_commit(self) -> str:
+        return "c0ffee"
+
+
+@pytest.mark.parametrize("text", [None, "dataset: {name: digits}\n"])
+def test_download_of_other_repository_keeps_study_unchanged(text: str | None) -> None:
+    write_repository({"text": ["a b", "b"] * 30, "label": [0, 1] * 30})
+    params, name = Path("params.yaml"), f"{__name__}.Reviews"
+    if text is not None:
+        params.write_text(text)
+    message = download.write_dataset_facts_into_study(name, params)
+    assert f"under dataset with name {name}:\n  revision: c0ffee\n" in message
+    assert (params.read_text() if params.exists() else None) == text
 
 
 HUB_DATASET = {"name": "huggingface", "path": hub.NAME, "split": "pooled", "vocabulary": 50}
