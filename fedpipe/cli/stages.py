@@ -296,7 +296,7 @@ def plot_figure(
     contents.require_unchanged_plan(study_plan, plan_fingerprint)
     if name == "partition":
         if key is None:
-            raise SettingsError("KEY: missing. Use the key of a partition, as in results/partitions.")
+            raise SettingsError("KEY: missing. Use the name of a folder in results/partitions.")
         partition.write_partition_figure(study_plan, key)
         return
     if name not in study_plan.figure_labels:
