@@ -46,7 +46,7 @@ SUBJECT_NAMES = {
 
 
 class VerificationResult(NamedTuple):
-    """The verdict about a run."""
+    """The verdict about a run, a partition, a file or a repeated round."""
 
     message: str
     is_ok: bool
