@@ -134,7 +134,7 @@ def find_first_commit(files: RunFiles) -> str:
         return f"unknown: {error.stderr.partition(chr(10))[0]}"
     commit, _, ref_names = completed_process.stdout.partition("\n")[0].partition("\0")
     shallow_note = ", or earlier, because this clone is shallow" if ref_names.split(", ")[0] == "grafted" else ""
-    return f"{commit}{shallow_note}" or "no commit's results/keys"
+    return f"{commit}{shallow_note}" or "no commit, because results/keys in git do not contain this run"
 
 
 def _extract_common_settings(runs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def check_expected(build: Build, expected: Expected, *selected_names: str) -> li
             messages += [f"{name}: {message}"] if message else []
         elif not message:
             reason = expected.exceptions[name]
-            messages.append(f"{name}: the algorithm meets this expectation ({reason}). Delete the exception.")
+            messages.append(f"{name}: the algorithm meets this expectation, so delete its exception ('{reason}').")
     return messages
 
 
