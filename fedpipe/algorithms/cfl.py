@@ -21,7 +21,7 @@ from fedpipe.core.tensors import Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class CFL(Algorithm):
-    r"""FedAvg per cluster; a cluster is bisected once its mean update is small but single updates stay large.
+    r"""FedAvg per cluster. A cluster is bisected if its mean update is small but single updates are large.
 
     Source: Sattler, Mueller and Samek, Clustered Federated Learning, IEEE TNNLS 2021, and the authors' code.
 

@@ -137,7 +137,7 @@ class FedAMP(Algorithm):
         return {"models": models, "mixing": self.compute_mixing_weights(models, has_uploaded), "seen": has_uploaded}
 
     def compute_mixing_weights(self, models: Tensors, has_uploaded: Tensor) -> Tensor:
-        """Each client's weights of all models, (N, N); ``has_uploaded``, shape (N,), is 1 for clients that uploaded."""
+        """Each client's weights of all models, (N, N). ``has_uploaded``, shape (N,), is 1 for clients that uploaded."""
         distances = compute_square_distances(flatten_models(self.net.parameters(models)))
         attention = (
             self.alpha / self.sigma * torch.exp(-distances / self.sigma) * torch.outer(has_uploaded, has_uploaded)

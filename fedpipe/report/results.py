@@ -1,4 +1,4 @@
-"""All runs of a plan in tidy frames: accuracy by run, protocol and round; bytes; seconds."""
+"""All runs of a plan in tidy frames: accuracy by run, protocol and round, bytes, and seconds."""
 
 from __future__ import annotations
 
