@@ -157,7 +157,7 @@ class Results:
         """Provenance of each run: rounds, folder, partition, data, the SHA-256 of its numbers, versions."""
 
         def build_provenance_row(cell: Cell) -> dict[str, Any]:
-            (run,) = [run for run in self.plan.runs if run.has_cell(cell)]
+            run = self.plan.get_run(cell)
             makers = self._data.get_run_times(cell)["made_by"]
             names = dict.fromkeys(name for maker in makers for name in maker)
             made_by = {
@@ -281,7 +281,7 @@ class Results:
             client = None if client is None else self._get_client_number(cell, client)
             if client is not None:
                 stored_files.require_stored_state(cell.files, number, client)
-            names = stored_files.get_class_names(next(run.dataset for run in self.plan.runs if run.has_cell(cell)))
+            names = stored_files.get_class_names(self.plan.get_run(cell).dataset)
             state = cell.files.get_round_files(number)
             provenance = {
                 "params": str(self.folder / self.plan.params),
@@ -429,7 +429,7 @@ class Results:
             return clients.gather_samples(clients.select_round_samples(number).test[client])
 
     def _get_client_number(self, cell: Cell, client: int | str) -> int:
-        partition = next(run.partition for run in self.plan.runs if run.has_cell(cell))
+        partition = self.plan.get_run(cell).partition
         return stored_files.get_client_number(client, self._data.assignments[partition].names)
 
     # -- finding runs ------------------------------------------------------------------------------------------------

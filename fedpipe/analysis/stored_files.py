@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedpipe.core.components import pinned_files
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import read_json
@@ -15,18 +13,11 @@ from fedpipe.planning import freshness
 from fedpipe.planning.plan import Plan
 
 
-@functools.cache
-def _read_class_names(dataset: str, file_fingerprint: str) -> tuple[str, ...]:
+def get_class_names(dataset: str) -> tuple[str, ...]:
+    """Names of the classes of a stored data set."""
     from fedpipe.data import class_names, store
 
     return class_names.get_class_names(dataset, store.read_dataset_info(layout.get_dataset_path(dataset)).classes)
-
-
-def get_class_names(dataset: str) -> tuple[str, ...]:
-    """Names of the classes of a stored data set."""
-    return _read_class_names(
-        dataset, pinned_files.compute_stat_fingerprint(layout.get_dataset_path(dataset).absolute())
-    )
 
 
 def require_stored_state(files: RunFiles, round_number: int, client: int | None = None) -> None:

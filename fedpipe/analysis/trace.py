@@ -71,11 +71,11 @@ def collect_cell_provenance(table: Path, cell: str) -> dict[str, Any]:
             f"'{cell}' is not a cell of {table}. {suggest_name(cell, similar_names or list(table_cells))}"
         )
     row = table_cells[cell]
-    cells = tuple(
-        cell
-        for cell in results.sort_cells(plan)
-        if row.items() >= {"algorithm": cell.algorithm, **results.format_grid_point(plan, cell)}.items()
-    )
+    row_cells = [
+        row_cell
+        for row_cell in results.sort_cells(plan)
+        if row.items() >= {"algorithm": row_cell.algorithm, **results.format_grid_point(plan, row_cell)}.items()
+    ]
     frame = data.scores
     frame = frame[(frame[data.row_key_columns] == [row[name] for name in data.row_key_columns]).all(axis=1)]
     frame = frame[(frame["protocol"] == row["protocol"]) & (frame["average"] == report.average)]
@@ -85,11 +85,11 @@ def collect_cell_provenance(table: Path, cell: str) -> dict[str, Any]:
         raise SettingsError(f"'{cell}' has no value in {table}, because the method has no such model.")
     scores = dict(zip(seeds["key"], metric.factor * seeds["score"], strict=True))
     runs = [
-        {"seed": run.seed, metric.name_with_unit: round(float(scores[run.key]), 4)}
+        {"seed": row_cell.seed, metric.name_with_unit: round(float(scores[row_cell.key]), 4)}
         | collect_run_provenance(
-            run.files, run.merged_files, _get_reported_rounds(frame[frame["key"] == run.key], report)
+            row_cell.files, row_cell.merged_files, _get_reported_rounds(frame[frame["key"] == row_cell.key], report)
         )
-        for run in cells
+        for row_cell in row_cells
     ]
     return {
         "cell": cell,

@@ -20,7 +20,7 @@ def verify_study(plan: Plan) -> VerificationResult:
         if current.error and not changed_files:
             raise current.error
         if current.state != "fresh" and not changed_files:
-            command = contents.format_run_command_of_plan(plan)
+            command = plan.run_command
             message = f"{study_files.plan}: differs from the plan of {plan.params}. Delete it and type `{command}`."
             return VerificationResult(message, False)
         for cell in results.sort_cells(plan):
@@ -33,7 +33,7 @@ def verify_study(plan: Plan) -> VerificationResult:
         return VerificationResult(f"{study_files.path}: {error}", False)
     if outdated_files := contents.find_outdated_files(report_files):
         outdated_list = ", ".join(map(str, outdated_files))
-        advice = f"Delete these files and type `{contents.format_run_command_of_plan(plan)}`."
+        advice = f"Delete these files and type `{plan.run_command}`."
         return VerificationResult(
             f"{study_files.path}: differs from the runs of {plan.params}: {outdated_list}. {advice}", False
         )

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedpipe.cli.group import DIAGNOSTIC_KIND, GENERATED_PANEL, USER_PANEL, app, require_study_path
 from fedpipe.core.errors import SettingsError, suggest_name
 
 if TYPE_CHECKING:
     from fedpipe.core.components.component import ComponentKind
-from fedpipe.cli.group import DIAGNOSTIC_KIND, GENERATED_PANEL, USER_PANEL, app, require_study_path
 
 
 @app.command("list", rich_help_panel=USER_PANEL)

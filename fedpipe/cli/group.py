@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +10,7 @@ from typer.core import TyperGroup
 from typing_extensions import override
 
 from fedpipe import __version__
-from fedpipe.core.errors import SettingsError
+from fedpipe.core.errors import SettingsError, find_nearest_name
 from fedpipe.core.storage.layout import StudyFiles
 
 DELETING_COMMANDS = ("prune",)  #: commands that a typing mistake never suggests
@@ -30,13 +29,10 @@ class CommandGroup(TyperGroup):
         """Find the command. An unknown command is an error with a suggestion."""
         if args[0] in self.commands or args[0].startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
-        close_matches = difflib.get_close_matches(args[0], list(self.commands), n=1)
-        is_suggestable = close_matches and close_matches[0] not in DELETING_COMMANDS
-        hint = (
-            f"Did you mean '{close_matches[0]}'?"
-            if is_suggestable
-            else "Type `fedpipe --help` to list all commands, or `fedpipe run` to run a study."
-        )
+        nearest_name = find_nearest_name(args[0], [*self.commands], cutoff=0.6)
+        hint = "Type `fedpipe --help` to list all commands, or `fedpipe run` to run a study."
+        if nearest_name and nearest_name not in DELETING_COMMANDS:
+            hint = f"Did you mean '{nearest_name}'?"
         raise SettingsError(f"'{args[0]}' is not a command. {hint}")
 
     @override

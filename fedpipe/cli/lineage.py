@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedpipe.cli.group import USER_PANEL, Preset, StudyFile, app
-from fedpipe.cli.plans import read_plan
-from fedpipe.cli.study import warn_if_stale
+from fedpipe.cli.plans import read_plan, warn_if_stale
 from fedpipe.core.errors import UserError
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.layout import FULL_PRESET, PAPERS, PARAMS

@@ -72,3 +72,11 @@ def get_snakemake_targets(params: Path, preset: str) -> list[str]:
     config = [] if params == PARAMS else [f"params={params}"]
     config += [] if preset == FULL_PRESET else [f"preset={preset}"]
     return ["all", *(["--config", *config] if config else [])]
+
+
+def warn_if_stale(plan: Plan) -> None:
+    """Print a warning if the settings or code of a study have changed since its table was made."""
+    from fedpipe.report import contents
+
+    if warning := contents.get_staleness_warning(plan):
+        typer.echo(f"fedpipe: {warning}", err=True)

@@ -14,13 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
-from fedpipe.core.errors import SettingsError
-from fedpipe.core.storage import layout
-from fedpipe.core.storage.layout import FULL_PRESET, PARAMS, StudyFiles
-from fedpipe.planning.plan import Plan
-
-if TYPE_CHECKING:
-    from fedpipe.planning.planner import NewPlan
 from fedpipe.cli.group import (
     LOCAL_PROFILE,
     USER_PANEL,
@@ -38,7 +31,14 @@ from fedpipe.cli.plans import (
     parse_derived_study,
     read_plan,
     require_single_study,
+    warn_if_stale,
 )
+from fedpipe.core.errors import SettingsError
+from fedpipe.core.storage import layout
+from fedpipe.core.storage.layout import FULL_PRESET, PARAMS, StudyFiles
+
+if TYPE_CHECKING:
+    from fedpipe.planning.planner import NewPlan
 
 
 @app.command("plan", rich_help_panel=USER_PANEL)
@@ -283,11 +283,3 @@ def _make_plan(path: Path, preset: str, has_several_studies: bool) -> NewPlan:
             raise
         lines = [line if line.startswith(f"{path}: ") else f"{path}: {line}" for line in str(error).splitlines()]
         raise SettingsError("\n".join(lines)) from None
-
-
-def warn_if_stale(plan: Plan) -> None:
-    """Print a warning if the settings or code of a study have changed since its table was made."""
-    from fedpipe.report import contents
-
-    if warning := contents.get_staleness_warning(plan):
-        typer.echo(f"fedpipe: {warning}", err=True)

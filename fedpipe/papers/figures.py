@@ -280,7 +280,7 @@ def _count_samples_by_client_and_class(figure: Figure, runs: Sequence[FigureRun]
         parts = [text.format(settings[name]) for name, text in formats.items() if name in settings]
         panel = run.panel or ", ".join(parts)
         if panel not in frames:
-            path = layout.get_assignment_path(run.study.runs[run.cell.algorithm, run.cell.key].partition)
+            path = layout.get_assignment_path(run.study.plan.get_run(run.cell).partition)
             counts = Assignment.read(path, files.read_recorded_sha256(path)).class_counts
             long = pd.DataFrame(counts).rename_axis("row").reset_index().melt("row", var_name="column")
             frames[panel] = long.assign(panel=panel)[["panel", "row", "column", "value"]]

@@ -83,7 +83,7 @@ def make_stored_run(plan: Plan, cells: list[Cell], commit: str) -> StoredRun:
     column ``shared_code`` names.
     """
     cell = cells[0]
-    (planned_run,) = (run for run in plan.runs if run.has_cell(cell))
+    planned_run = plan.get_run(cell)
     run = LocalRun(cell, planned_run, plan.report.average)
     environment = _join_environments(run.times["made_by"])
     digests = stored_runs.get_code_and_sample_digests(run.settings, environment["shared"])

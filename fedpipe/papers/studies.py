@@ -26,7 +26,6 @@ class PaperStudy:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.runs = {(run.algorithm, run.key): run for run in plan.runs}
         cells, run_store = results.sort_cells(plan), RunStore.read(plan.params)
         self.local_cells = tuple(cell for cell in cells if cell.merged_files.marker.is_file())
         #: The run of this machine, then the stored runs with the same settings.
@@ -81,7 +80,7 @@ class PaperStudy:
 
     def get_local_run(self, cell: Cell) -> LocalRun:
         """The run of a cell on this machine."""
-        return LocalRun(cell, self.runs[cell.algorithm, cell.key], self.plan.report.average)
+        return LocalRun(cell, self.plan.get_run(cell), self.plan.report.average)
 
     def describe_origin(self, cell: Cell) -> str:
         """Where a finished cell comes from, and stored runs with the same settings but other numbers."""
@@ -164,7 +163,7 @@ class PaperStudy:
                 return f"not part of preset {self.plan.preset}"
             is_local = all(cell in self.local_cells for cell in all_cells)
             return "the method has no such model" if is_local else "only its accuracies are stored"
-        runs = [self.runs[cell.algorithm, cell.key] for cell in cells]
+        runs = [self.plan.get_run(cell) for cell in cells]
         unavailable = [self._unavailable_runs.get(str(run.path), "") for run in runs]
         return next(filter(None, [*unavailable, *map(self._describe_failure, runs)]), "not run")
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from fedpipe.core.components.pinned_files import has_file_changed
 from fedpipe.core.errors import ArtifactError, UserError
 from fedpipe.core.storage.files import encode_json, read_json
 from fedpipe.core.storage.layout import StudyFiles
@@ -87,8 +88,6 @@ def needs_planning(params: Path, preset: str) -> bool:
 
 def _has_source_changed(name: str, fingerprint: str) -> bool:
     """Whether a source has changed or can't be read."""
-    from fedpipe.core.components.pinned_files import has_file_changed
-
     try:
         return has_file_changed(Path(name), fingerprint)
     except OSError:

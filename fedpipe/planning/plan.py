@@ -6,8 +6,6 @@ Commands and the Snakefile read the study from there. Every job parses the Snake
 from __future__ import annotations
 
 import itertools
-import re
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -29,6 +27,7 @@ from fedpipe.core.errors import ArtifactError
 from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage.files import read_json, read_verified_bytes, write_json
 from fedpipe.core.storage.layout import DiagnosticFiles, MergedRoundFiles, RunFiles, StudyFiles, format_run_command
+from fedpipe.planning import partition_names
 from fedpipe.planning.keys import DatasetName, Key
 from fedpipe.planning.rungs import (
     TUNED,
@@ -46,15 +45,6 @@ from fedpipe.settings.execution import Artifacts, Execution
 from fedpipe.settings.report import Report
 
 DiagnosticKind = Annotated[str, Field(pattern=r"^[a-z][a-z-]*$")]
-#: Parts of a partition's name that appear only if they differ, with their prefix. The seed always appears.
-OPTIONAL_NAME_PARTS = {
-    "name": "",
-    "subset": "subset",
-    "split": "",
-    "minimum": "minimum",
-    "clients": "clients",
-    "seed": "seed",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,10 +80,6 @@ class PlannedRun(_FirstRounds):
     def path(self) -> Path:
         """Folder of the run."""
         return self.files.path
-
-    def has_cell(self, cell: Cell) -> bool:
-        """Whether a cell reports this run."""
-        return (self.algorithm, self.key) == (cell.algorithm, cell.key)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,6 +182,20 @@ class Plan:
         """Get the name of a method in tables and figures."""
         return self.titles.get(label, label)
 
+    @cached_property
+    def runs_by_key(self) -> dict[tuple[str, str], PlannedRun]:
+        """Runs by label and key."""
+        return {(run.algorithm, run.key): run for run in self.runs}
+
+    def get_run(self, cell: Cell) -> PlannedRun:
+        """Get the run that a cell reports."""
+        return self.runs_by_key[cell.algorithm, cell.key]
+
+    @property
+    def run_command(self) -> str:
+        """The command that runs the study."""
+        return format_run_command(self.params, self.preset)
+
     @property
     def study_files(self) -> StudyFiles:
         """Files of the study."""
@@ -210,35 +210,16 @@ class Plan:
             values = cell.own if cell.files.path in plan.search_run_paths else {}
             point = ", ".join(f"{name}={value}" for name, value in (cell.grid | values).items())
             points.setdefault((cell.algorithm, cell.key), []).append(point)
-        points_by_run = {run: "; ".join(dict.fromkeys(points[run.algorithm, run.key])) for run in plan.runs}
-        return [
-            f"{run.algorithm:<16} seed {run.seed}  {f'{points_by_run[run]}  ' if points_by_run[run] else ''}{run.key}"
-            for run in plan.runs
-        ]
+        lines = []
+        for run in plan.runs:
+            point = "; ".join(dict.fromkeys(points[run.algorithm, run.key]))
+            lines.append("  ".join(filter(None, [f"{run.algorithm:<16} seed {run.seed}", point, run.key])))
+        return lines
 
     @cached_property
     def partition_names(self) -> dict[str, str]:
-        """Names of partitions in files by key, such as ``dirichlet-0.2-seed0``.
-
-        A name has the scheme, its parameters and seed, other settings that differ between the study's partitions, and
-        the key if the name would be ambiguous.
-        """
-        parts_by_key = {key: _get_partition_name_parts(settings) for key, settings in self.partitions.items()}
-        varied_names = {
-            name
-            for name in {name for parts in parts_by_key.values() for name in parts if name in OPTIONAL_NAME_PARTS}
-            if len({str(parts.get(name)) for parts in parts_by_key.values()}) > 1
-        }
-        names = {
-            key: "-".join(
-                re.sub(r"[^A-Za-z0-9.]+", "_", f"{OPTIONAL_NAME_PARTS.get(name, '')}{value}")
-                for name, value in parts.items()
-                if name not in OPTIONAL_NAME_PARTS or name in varied_names or name == "seed"
-            )
-            for key, parts in parts_by_key.items()
-        }
-        count = Counter(names.values())
-        return {key: name if count[name] == 1 else f"{name}-{key}" for key, name in names.items()}
+        """Names of partitions in files by key, such as ``dirichlet-0.2-seed0``."""
+        return partition_names.name_partitions(self.partitions)
 
     def name_repository(self, key: str) -> dict[str, Any]:
         """Settings of a partition for descriptions, in which the data set's name has the repository and revision."""
@@ -248,9 +229,7 @@ class Plan:
 
     def describe_partition(self, key: str) -> dict[str, str]:
         """Describe a partition for Snakemake's report: data set, scheme with its parameters, clients, seed."""
-        parts = _get_partition_name_parts(self.name_repository(key))
-        texts = {name: replace_html_tag_brackets(str(value)) for name, value in parts.items()}
-        return {"data set": texts.pop("name"), **texts}
+        return partition_names.describe_partition(self.name_repository(key))
 
     @cached_property
     def column_grid_names(self) -> list[str]:
@@ -341,7 +320,7 @@ class Plan:
         if self.is_searching:
             raise ArtifactError(
                 f"{self.rung_files[-1]} is missing or outdated, because the search of `tune` is not complete. Type "
-                f"`{format_run_command(self.params, self.preset)}` to continue it."
+                f"`{self.run_command}` to continue it."
             )
 
     def read_rungs(self) -> tuple[Rung, ...]:
@@ -362,7 +341,7 @@ class Plan:
         is_complete, tuning = len(rungs) == len(self.tuning.rungs), self.tuning.add_draws_of_rungs(rungs)
         cells: dict[tuple[Any, ...], Cell] = {}
         untuned_plan = self.plan_without_tuning
-        runs = {(run.algorithm, run.key): run for run in untuned_plan.runs}
+        runs = dict(untuned_plan.runs_by_key)
         for index, search in enumerate(tuning.searches):
             defaults = [(cell, runs[cell.algorithm, cell.key]) for cell in untuned_plan.cells if search.has_cell(cell)]
             results = [rung.searches[index] for rung in rungs]
@@ -444,7 +423,7 @@ class Plan:
 
     def _is_consistent(self) -> bool:
         """Whether the parts of the plan refer to each other consistently."""
-        run_keys = {(run.algorithm, run.key) for run in self.runs}
+        run_keys = self.runs_by_key.keys()
         searches = self.tuning.searches if self.tuning else ()
         return (
             run_keys >= {(cell.algorithm, cell.key) for cell in self.cells}
@@ -472,29 +451,3 @@ def add_run(runs: dict[Any, PlannedRun], name: Any, run: PlannedRun) -> None:
 @cache
 def _get_plan_type_adapter() -> TypeAdapter[Plan]:
     return TypeAdapter(Plan)
-
-
-def replace_html_tag_brackets(text: str) -> str:
-    """Replace the ``<`` of tags by a wide one, for scripts in pages of Snakemake and DVC, which escape nothing.
-
-    Examples
-    --------
-    >>> replace_html_tag_brackets("a < b</script>")
-    'a < b＜/script>'
-    """
-    return re.sub(r"<(?=[A-Za-z/!?])", "＜", text)
-
-
-def _get_partition_name_parts(settings: dict[str, Any]) -> dict[str, Any]:
-    """Get the settings that distinguish a partition, by name."""
-    dataset, scheme = settings["dataset"], settings["partition"]
-    parts = {name: dataset[name] for name in ("name", "subset", "split") if name in dataset}
-    parts |= {"scheme": scheme["scheme"]}
-    parts |= {
-        name: value
-        for name, value in sorted(scheme.items())
-        if name not in {"scheme", "code", "sha256", *OPTIONAL_NAME_PARTS}
-    }
-    parts |= {"sha256": scheme["sha256"][:6]} if "sha256" in scheme else {}
-    parts |= {"minimum": scheme["minimum"]} if "minimum" in scheme else {}
-    return parts | {"clients": settings["clients"]} | ({"seed": settings["seed"]} if "seed" in settings else {})

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.hashing import compute_json_digest
-from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import encode_json, write_bytes
 from fedpipe.planning import freshness
 from fedpipe.planning.plan import Cell, Plan
@@ -84,9 +83,7 @@ def render_results(data: StudyData, output_format: TableFormat = "markdown") -> 
     plan.require_finished_search()
     table = plan.study_files.get_result_table_path("md")
     if table.is_file() and len(_get_complete_cells(plan)) < len(plan.cells):
-        raise ArtifactError(
-            f"{table} belongs to an earlier plan. Type `{format_run_command_of_plan(plan)}` to run the current plan."
-        )
+        raise ArtifactError(f"{table} belongs to an earlier plan. Type `{plan.run_command}` to run the current plan.")
     require_current_tables(data, table.name)
     if output_format != "markdown":
         from fedpipe.report import wide
@@ -128,7 +125,7 @@ def _require_equal_digests(plan: Plan, digest: str, expected_digest: str) -> Non
     if digest != expected_digest:
         raise ArtifactError(
             f"{plan.study_files.plan} has changed since this Snakemake began, because {plan.params} was edited. Type "
-            f"`{format_run_command_of_plan(plan)}` again."
+            f"`{plan.run_command}` again."
         )
 
 
@@ -136,8 +133,7 @@ def get_staleness_warning(plan: Plan) -> str | None:
     """Warning if the study's file or code now gives other tables. None otherwise."""
     if freshness.compare_plan_with_files(plan, select_reported_plan_fields).state != "stale":
         return None  # also if it is unknown, because a clone lacks data for planning
-    command = format_run_command_of_plan(plan)
-    return f"{plan.params} or code has changed since these results were made. Type `{command}` to update them."
+    return f"{plan.params} or code has changed since these results were made. Type `{plan.run_command}` to update them."
 
 
 def require_current_tables(data: StudyData, *names: str) -> None:
@@ -153,10 +149,10 @@ def require_current_tables(data: StudyData, *names: str) -> None:
     builders = {path: all_builders[path] for path in (plan.study_files.tables_folder / name for name in names)}
     for path in builders:
         if not path.is_file():
-            raise ArtifactError(f"{path} is missing. Type `{format_run_command_of_plan(plan)}` to make it.")
+            raise ArtifactError(f"{path} is missing. Type `{plan.run_command}` to make it.")
     for path in find_outdated_files({path: build() for path, build in builders.items()}):
         raise ArtifactError(
-            f"{path} does not match the runs of {plan.params}. Delete it and type `{format_run_command_of_plan(plan)}`."
+            f"{path} does not match the runs of {plan.params}. Delete it and type `{plan.run_command}`."
         )
 
 
@@ -176,18 +172,13 @@ def render_partial_results(plan: Plan, output_format: TableFormat = "markdown") 
     failure_lines = [f"{prefix}{line}" for failure in failures for line in failure.format_line().splitlines()]
     if not complete_cells:
         return "\n".join(failure_lines)
-    complete_runs = tuple(run for run in plan.runs if any(run.has_cell(cell) for cell in complete_cells))
+    complete_runs = tuple(dict.fromkeys(map(plan.get_run, complete_cells)))
     partial_data = StudyData(dataclasses.replace(plan, cells=complete_cells, runs=complete_runs))
     head = f"{prefix}PARTIAL (this table is not stored): {status.summarize_progress(runs)[0]}"
     if output_format == "markdown":
         return "\n".join([head, "", tables.render_markdown_table(partial_data), *failure_lines])
     table = wide.TABLE_RENDERERS[output_format](partial_data, plan).rstrip("\n")
     return "\n".join([head, *failure_lines, table])
-
-
-def format_run_command_of_plan(plan: Plan) -> str:
-    """Get the command that makes the study's table."""
-    return layout.format_run_command(plan.params, plan.preset)
 
 
 def _get_complete_cells(plan: Plan) -> tuple[Cell, ...]:
@@ -201,11 +192,11 @@ def _get_table_builders(data: StudyData) -> dict[Path, Callable[[], bytes]]:
     files = data.plan.study_files
     rank_builders = {files.ranks_table: lambda: tables.encode_table_csv(ranks.build_method_pairs_table(data))}
     return (rank_builders if data.plan.report.rank_test else {}) | {
-        files.tables_folder / "results.csv": lambda: tables.encode_table_csv(data.score_table),
-        files.tables_folder / "results.html": lambda: tables.render_html_page(data).encode(),
-        files.tables_folder / "results.md": lambda: tables.render_markdown_table(data).encode(),
-        files.tables_folder / "statistics.csv": lambda: tables.encode_table_csv(data.statistics),
-        files.tables_folder / "times.csv": lambda: tables.encode_table_csv(data.mean_run_times),
+        files.get_result_table_path("csv"): lambda: tables.encode_table_csv(data.score_table),
+        files.get_result_table_path("html"): lambda: tables.render_html_page(data).encode(),
+        files.get_result_table_path("md"): lambda: tables.render_markdown_table(data).encode(),
+        files.statistics_table: lambda: tables.encode_table_csv(data.statistics),
+        files.times_table: lambda: tables.encode_table_csv(data.mean_run_times),
         files.metrics: lambda: encode_json(tables.build_dvc_metrics(data)),
-        files.plots_folder / "curves.csv": lambda: plots.encode_plot_csv(plots.build_learning_curves(data)),
+        files.get_plot_data_path("curves"): lambda: plots.encode_plot_csv(plots.build_learning_curves(data)),
     }

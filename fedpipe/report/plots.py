@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from fedpipe.planning.plan import replace_html_tag_brackets
+from fedpipe.planning.partition_names import replace_html_tag_brackets
 from fedpipe.report import curves, matrices, results, statistics, table_notes, table_parts, tables
 from fedpipe.report.data import StudyData
 

@@ -23,7 +23,6 @@ from snakemake.io import ancient
 
 from fedpipe.core.components.pinned_files import compute_stat_fingerprint
 from fedpipe.core.errors import SettingsError
-from fedpipe.core.storage.files import RESULTS
 from fedpipe.core.storage.layout import (
     PAPERS,
     DiagnosticFiles,
@@ -225,8 +224,9 @@ class Dag:
 
     def get_diagnostic(self, wildcards: Wildcards) -> PlannedDiagnostic:
         """Get the diagnostic of a job."""
-        path = RESULTS / "diagnostics" / wildcards.algorithm / wildcards.key / wildcards.round / wildcards.diagnostic
-        return self.plan.diagnostics[str(DiagnosticFiles(path).table)]
+        kind, _, key = wildcards.diagnostic.rpartition("-")
+        files = DiagnosticFiles.from_key(wildcards.algorithm, wildcards.key, int(wildcards.round), kind, key)
+        return self.plan.diagnostics[str(files.table)]
 
     def get_diagnostic_input(self, wildcards: Wildcards) -> dict[str, Any]:
         """Get the input of a diagnostic: its settings, a run's files, and the marker of the merged rounds."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 from fedpipe.planning.plan import Plan
@@ -25,10 +26,9 @@ def count_later_jobs(plan: Plan, execution: Execution) -> Counter[str]:
         for rung in range(len(results) + 1, len(rungs)):
             selected = select_continuing_draws(search.draws, draws, is_last=False)
             draws = tuning.list_rung_draws(search, rung, selected)
-            for draw in draws:
+            for draw, _ in itertools.product(draws, tuning.seeds):
                 start, participants = rungs[rung - 1] if draw in selected else 0, search.draws[draw].participants
-                for _ in tuning.seeds:
-                    counts += count_run_jobs(execution, participants, start, rungs[rung])
+                counts += count_run_jobs(execution, participants, start, rungs[rung])
         if draws and len(results) < len(rungs):
             participants = max(search.draws[draw].participants for draw in draws)
             for cell in plan.plan_without_tuning.cells:

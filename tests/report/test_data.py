@@ -41,7 +41,7 @@ def study(make: Callable[..., Tree]) -> Tree:
     )
     tree.change(
         cells=cells,
-        runs=tuple(run for run in tree.runs if any(run.has_cell(cell) for cell in cells)),
+        runs=tuple(dict.fromkeys(map(tree.plan.get_run, cells))),
         report=Report(
             round="last",
             last_k=2,

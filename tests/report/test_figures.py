@@ -510,6 +510,7 @@ def test_matrices_figure_without_fedavg_shows_first_global_models(four):
     assert list(matrices.read_figure_matrices(StudyData(four.plan))) == ["scaffold"]
 
 
+@pytest.mark.filterwarnings("error")
 def test_matrices_figure_without_global_model_shows_note(four):
     four.change(algorithms=("local",))
     matrices.write_matrices_figure(StudyData(four.plan))

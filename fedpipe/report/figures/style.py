@@ -223,7 +223,8 @@ def save_figure(figure: Figure, stem: Path, page: Page) -> None:
     """Write a figure as SVG, PDF and PNG (150 dpi), without date and program in the metadata."""
     with use_matplotlib_style(page):
         if layout_engine := figure.get_layout_engine():
-            layout_engine.execute(figure)
+            if figure.axes:  # a figure with only a note has nothing to lay out
+                layout_engine.execute(figure)
             figure.set_layout_engine("none")  # the layout is final
         for file_format, (canvas, metadata) in FILE_FORMATS.items():
             buffer = io.BytesIO()
