@@ -56,7 +56,7 @@ ELSEWHERE = {
     ),
     "fedpipe store --params studies/papers/pfps_lwc/readings/partition.yaml": STORE,
     "python benchmarks/readings.py": "tests/docs/test_readings_page.py::test_readings_tables_match_stored_runs",
-    "fedpipe run --profile slurm": SLURM,
+    "snakemake --profile slurm all": SLURM,
     "FEDPIPE_PROFILE=slurm dvc repro": SLURM,
     "python3 -m venv .venv && source .venv/bin/activate": INSTALLATION,
     "pip install torch==2.11.0 torchvision==0.26.0 --index-url INDEX": INSTALLATION,
