@@ -193,7 +193,7 @@ class StudyProgress:
             Row(
                 run,
                 description,
-                _format_polyline_points(run, protocol, low, high, SPARKLINE_SIZE, SPARKLINE_POINTS),
+                _format_polyline_points(run, protocol, run.total, low, high, SPARKLINE_SIZE, SPARKLINE_POINTS),
                 self.partition_links.get(partition),
             )
             for run, description, protocol, partition in zip(
@@ -246,14 +246,14 @@ class StudyProgress:
     def _make_chart(self, protocol: str) -> Chart:
         ticks = choose_axis_ticks(*self._get_accuracy_range([protocol] * len(self.runs)))
         low, high = ticks[0], ticks[-1]
+        rounds = max(run.total for run in self.runs)
         lines = [
             Line(run.name, self.css_color_classes.get(configuration.name, "rest"), points)
             for configuration in reversed(self.ranked_configurations)  # the best ones are on top
             for run in configuration.runs
-            if (points := _format_polyline_points(run, protocol, low, high, CHART_SIZE, CURVE_POINTS))
+            if (points := _format_polyline_points(run, protocol, rounds, low, high, CHART_SIZE, CURVE_POINTS))
         ]
         width, height = CHART_SIZE
-        rounds = max(run.total for run in self.runs)
         round_ticks = sorted({1, *(round(tick) for tick in choose_axis_ticks(0, rounds) if 1 <= tick <= rounds)})
         return Chart(
             protocol,
@@ -325,15 +325,15 @@ def choose_axis_ticks(low: float, high: float, intervals: int = 5) -> list[float
 
 
 def _format_polyline_points(
-    run: RunProgress, protocol: str, low: float, high: float, size: tuple[int, int], max_points: int
+    run: RunProgress, protocol: str, rounds: int, low: float, high: float, size: tuple[int, int], max_points: int
 ) -> str:
-    """Draw a learning curve as points of a polyline. Empty if the run has no accuracy."""
+    """Draw a learning curve as points of a polyline, on an axis up to ``rounds``. Empty if the run has no accuracy."""
     curve = [(number, run.curves[number][protocol]) for number in sorted(run.curves) if protocol in run.curves[number]]
     steps = max(math.ceil(len(curve) / max_points), 1)
     selected_points = [point for index, point in enumerate(curve) if index % steps == 0 or index == len(curve) - 1]
     width, height = size
     return " ".join(
-        f"{width * _get_relative_position(number, 1, run.total):.4g},"
+        f"{width * _get_relative_position(number, 1, rounds):.4g},"
         f"{height * (1 - _get_relative_position(100 * accuracy, low, high)):.4g}"
         for number, accuracy in selected_points
     )
