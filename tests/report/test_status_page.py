@@ -204,8 +204,10 @@ def test_status_page_colors_only_best_configurations() -> None:
 
 
 def test_curve_of_shorter_run_ends_at_its_last_round_on_common_axis() -> None:
-    axis = {f"{rounds} rounds": {"federation.rounds": rounds, "federation.batch_size": 10 * rounds} for rounds in (2, 4)}
-    plan = studies.prepare(studies.settings(study={"grid": {"budget": axis}}))
+    budgets = {
+        f"{rounds} rounds": {"federation.rounds": rounds, "federation.batch_size": 10 * rounds} for rounds in (2, 4)
+    }
+    plan = studies.prepare(studies.settings(study={"grid": {"budget": budgets}}))
     for run, rounds in zip(studies.open_runs(plan), (2, 4), strict=True):
         list(run.run_segment(rounds))
     progress = status_page.StudyProgress(plan)
