@@ -69,7 +69,7 @@ def render_accuracies(numbers: pd.DataFrame) -> str:
     """Render means and standard deviations over seeds with default and tuned values, sorted by the tuned ones."""
     by_row = numbers.groupby(["algorithm", "tuning"], sort=False)["accuracy"].agg(["mean", "std"])
     means = by_row["mean"].unstack()
-    ranks = means.rank(ascending=False).astype(int)
+    ranks = means.rank(ascending=False, method="min").astype(int)
     methods = numbers.groupby("algorithm")["method"].first()
     lines = ["| method | default | rank | tuned | rank | difference |", "|---|---:|---:|---:|---:|---:|"]
     for name in means.sort_values(TUNED, ascending=False).index:
