@@ -258,11 +258,12 @@ def _format_statistic_cell(plan: Plan, row: dict[Hashable, Any] | None) -> str:
         return DASH
     name, mean, std, seeds = (row[key] for key in ("statistic", "mean", "std", "seeds"))
     if name == "difference":
-        return statistics.PairedDifference(mean, std, row["half_width"], seeds).formatted_difference
-    if name == "bytes_to_target":
+        text = statistics.PairedDifference(mean, std, row["half_width"], seeds).formatted_difference
+    elif name == "bytes_to_target":
         text = format_bytes(mean) + (f" ± {format_bytes(std)}" if seeds > 1 else "")
     else:
         digits = 1 if name == "rounds_to_target" else 2
         text = f"{mean:.{digits}f}" + (f" ± {std:.{digits}f}" if seeds > 1 else "")
-    has_missing_seeds = name in statistics.TARGET_COLUMNS and seeds < len(plan.seeds)
-    return f"{text} ({seeds} of {len(plan.seeds)} seeds)" if has_missing_seeds else text
+    can_lack_seeds = name in statistics.TARGET_COLUMNS or (name == "difference" and seeds > 1)
+    is_lacking_seeds = can_lack_seeds and seeds < len(plan.seeds)
+    return f"{text.rstrip()} ({seeds} of {len(plan.seeds)} seeds)" if is_lacking_seeds else text
