@@ -95,7 +95,9 @@ def compare_ranks(names: Sequence[str], scores: FloatArray, sign: int, rank_test
         pair_p_values = stats.studentized_range.sf(distances, k, math.inf)
     else:
         pairs = list(combinations(range(k), 2))
-        p_values = [float(stats.wilcoxon(scores[i], scores[j], zero_method="zsplit").pvalue) for i, j in pairs]
+        with np.errstate(invalid="ignore"):  # equal infinite scores have difference 0
+            differences = [np.nan_to_num(scores[i] - scores[j]) for i, j in pairs]
+        p_values = [float(stats.wilcoxon(difference, zero_method="zsplit").pvalue) for difference in differences]
         pair_p_values = np.ones((k, k))
         for (i, j), p_value_of_pair in zip(pairs, correct_p_values(p_values), strict=True):
             pair_p_values[i, j] = pair_p_values[j, i] = p_value_of_pair

@@ -91,6 +91,17 @@ def test_holm_corrects_scipy_signed_rank_p_values():
 
 
 @pytest.mark.parametrize("rank_test", ["nemenyi", "holm"])
+def test_compare_ranks_uses_equal_infinite_scores_as_equal_finite_scores(rank_test):
+    """Two methods that diverge have an infinite NLL."""
+    scores = np.random.default_rng(0).random((3, 12)) + np.array([[0], [0.5], [1]])
+    results = []
+    for worst in (9, np.inf):
+        scores[:2, :3] = worst
+        results.append(ranks.compare_ranks(("a", "b", "c"), scores, -1, rank_test).pair_p_values)
+    assert results[1] == pytest.approx(results[0])
+
+
+@pytest.mark.parametrize("rank_test", ["nemenyi", "holm"])
 def test_compare_ranks_with_negative_sign_prefers_lower_scores(rank_test):
     comparison = ranks.compare_ranks(NAMES, DEMSAR, 1, rank_test)
     mirrored = ranks.compare_ranks(NAMES, -DEMSAR, -1, rank_test)
