@@ -7,7 +7,6 @@ in which a browser runs no script either.
 from __future__ import annotations
 
 import base64
-import functools
 import hashlib
 import math
 from collections import Counter
@@ -26,9 +25,10 @@ from fedpipe.papers.figures import SvgFigure
 from fedpipe.papers.layouts import MethodKind, Paper
 from fedpipe.papers.published import CellId
 from fedpipe.papers.studies import HERE
+from fedpipe.report import web_pages
 from fedpipe.report.contrasts import Contrast, RunMean
+from fedpipe.report.words import DASH
 
-DASH = "–"
 KINDS = get_args(MethodKind)
 SIGNS = {comparison.AGREES: "✓", comparison.DIFFERS: "✗"}
 PRESET_DESCRIPTIONS: dict[Preset, str] = {
@@ -101,25 +101,20 @@ def make_url_slug(heading: str) -> str:
     return heading.lower().replace(" ", "-")
 
 
-@functools.cache
 def _build_template_environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        extensions=["jinja2.ext.do"],
+    return web_pages.build_template_environment(
+        Path(__file__).parent,
+        "page.css",
+        *(check_main_claim, comparison.compute_claim_checks, get_compared_cells, summarize_tables),
+        *(format_contrast, format_number, get_cell_anchor, get_figure_path, make_svg_data_uri, make_url_slug),
+        papers=layouts.load_papers(),
+        DASH=DASH,
+        HERE=HERE,
+        PRESETS=PRESET_DESCRIPTIONS,
+        SIGNS=SIGNS,
+        STATUSES=published.STATUS_MEANINGS,
+        UNPUBLISHED=comparison.UNPUBLISHED,
     )
-    constants = {"SIGNS": SIGNS, "DASH": DASH, "PRESETS": PRESET_DESCRIPTIONS, "STATUSES": published.STATUS_MEANINGS}
-    constants |= {"UNPUBLISHED": comparison.UNPUBLISHED, "papers": layouts.load_papers(), "HERE": HERE}
-    functions = {name: value for name, value in globals().items() if callable(value) and name[0].islower()}
-    style = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
-    environment.globals |= (
-        constants | functions | {"compute_claim_checks": comparison.compute_claim_checks, "style": style}
-    )
-    return environment
 
 
 def summarize_tables(paper: Paper, tables: list[str], paper_comparison: PaperComparison) -> dict[str, Any]:

@@ -5,7 +5,6 @@ A page is one file. It contains its style and its curves, runs no script and req
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import statistics
@@ -19,7 +18,6 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
-import jinja2
 import typer
 
 from fedpipe.core.errors import ArtifactError, SettingsError
@@ -27,7 +25,7 @@ from fedpipe.core.storage import files, layout
 from fedpipe.core.storage.layout import StudyFiles
 from fedpipe.planning import study_folders
 from fedpipe.planning.plan import Plan
-from fedpipe.report import contents, status
+from fedpipe.report import contents, status, web_pages
 from fedpipe.report.status import RUN_STATES, RunProgress
 from fedpipe.report.status_table import format_accuracy
 from fedpipe.report.words import format_duration, format_metric_label
@@ -271,8 +269,18 @@ def write_status_page(
     The page names the files of ``unplanned`` studies. A browser loads it again after ``refresh_seconds``, if given.
     """
     studies = [StudyProgress(plan) for plan in plans]
-    page = _build_template_environment().get_template("status_page.html")
-    text = page.render(
+    templates = web_pages.build_template_environment(
+        Path(__file__).parent,
+        "status_page.css",
+        *(format_accuracy, format_duration, format_metric_label, status.describe_reported_metrics),
+        COLOR_COUNT=COLOR_COUNT,
+        CHART_SIZE=CHART_SIZE,
+        SPARKLINE_SIZE=SPARKLINE_SIZE,
+        OPEN_ROWS=OPEN_ROWS,
+        LISTED_FAILURES=LISTED_FAILURES,
+        LISTED_PARTITIONS=LISTED_PARTITIONS,
+    )
+    text = templates.get_template("status_page.html").render(
         studies=studies,
         unplanned=list(unplanned),
         refresh_seconds=refresh_seconds,
@@ -342,26 +350,3 @@ def _format_polyline_points(
 def _get_relative_position(value: float, low: float, high: float) -> float:
     """Get the position of a value in a range, in [0, 1]."""
     return (value - low) / (high - low) if high > low else 0.0
-
-
-@functools.cache
-def _build_template_environment() -> jinja2.Environment:
-    folder = Path(__file__).parent
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folder),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    constants = {
-        name: globals()[name]
-        for name in ("COLOR_COUNT", "CHART_SIZE", "SPARKLINE_SIZE", "OPEN_ROWS", "LISTED_FAILURES", "LISTED_PARTITIONS")
-    }
-    functions = {
-        function.__name__: function
-        for function in (format_accuracy, format_duration, format_metric_label, status.describe_reported_metrics)
-    }
-    style = (folder / "status_page.css").read_text(encoding="utf-8")
-    environment.globals |= constants | functions | {"style": style}
-    return environment
