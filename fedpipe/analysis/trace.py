@@ -77,7 +77,7 @@ def collect_cell_provenance(table: Path, cell: str) -> dict[str, Any]:
         if row.items() >= {"algorithm": row_cell.algorithm, **results.format_grid_point(plan, row_cell)}.items()
     ]
     frame = data.scores
-    frame = frame[(frame[data.row_key_columns] == [row[name] for name in data.row_key_columns]).all(axis=1)]
+    frame = frame[(frame[plan.row_key_columns] == [row[name] for name in plan.row_key_columns]).all(axis=1)]
     frame = frame[(frame["protocol"] == row["protocol"]) & (frame["average"] == report.average)]
     frame, metric = frame[frame["metric"] == row["metric"]], METRICS[row["metric"]]
     seeds = results.compute_reported_scores(frame, report.round, report.last_k)

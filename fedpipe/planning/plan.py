@@ -231,6 +231,11 @@ class Plan:
         """Describe a partition for Snakemake's report: data set, scheme with its parameters, clients, seed."""
         return partition_names.describe_partition(self.name_repository(key))
 
+    @property
+    def row_key_columns(self) -> list[str]:
+        """Columns that identify a row of the table: the algorithm and the names of the grid."""
+        return ["algorithm", *self.grid]
+
     @cached_property
     def column_grid_names(self) -> list[str]:
         """Names of the grid that all methods have, except `report.best_over`. Their values are columns of the table."""

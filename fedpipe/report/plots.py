@@ -97,5 +97,5 @@ def _describe_configurations(data: StudyData, frame: pd.DataFrame) -> list[str]:
     """Describe the algorithm and grid point of each row."""
     return [
         results.describe_configuration(algorithm, dict(zip(data.plan.grid, map(str, point), strict=True)))
-        for algorithm, *point in frame[data.row_key_columns].to_numpy()
+        for algorithm, *point in frame[data.plan.row_key_columns].to_numpy()
     ]

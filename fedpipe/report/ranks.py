@@ -145,14 +145,11 @@ def build_ranked_table(data: StudyData) -> RankedTable:
     column_names = plan.column_grid_names
     row_names = [name for name in plan.grid if name not in {*column_names, *plan.report.best_over}]
     rows = data.reported_rows[data.reported_rows["metric"] == plan.metrics[0]]
-    means = {
-        (*[row[name] for name in data.row_key_columns], row["protocol"]): float(row["mean"])
-        for row in rows.to_dict("records")
-    }
+    means = rows.set_index([*plan.row_key_columns, "protocol"])["mean"].to_dict()
     scores: dict[str, dict[tuple[str, ...], float]] = {}
     titles: dict[str, str] = {}
     for key in data.table_row_keys:
-        values: dict[Hashable, str] = dict(zip(data.row_key_columns, map(str, key), strict=True))
+        values: dict[Hashable, str] = dict(zip(plan.row_key_columns, map(str, key), strict=True))
         if plan.tuning and values[TUNING] == UNTUNED:  # one column per point, that of the tuned methods
             continue
         label = values["algorithm"]

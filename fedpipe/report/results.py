@@ -338,7 +338,7 @@ def select_best_rows(plan: Plan, means: pd.DataFrame) -> list[tuple[Hashable, ..
     reported round and average.
     """
     means = means[means["metric"] == plan.metrics[0]]
-    row, searched_names, report = ["algorithm", *plan.grid], plan.report.best_over, plan.report
+    row, searched_names, report = plan.row_key_columns, plan.report.best_over, plan.report
     rows: list[tuple[Hashable, ...]] = [key for key, _ in means.groupby(row, sort=False)]
     if not searched_names:
         return rows

@@ -120,10 +120,10 @@ def describe_best_values_at_grid_edges(data: StudyData) -> list[str]:
     plan, sentences = data.plan, list[str]()
     searched_names = plan.report.best_over
     measured_keys = {
-        key for key, cells in data.reported_rows.groupby(data.row_key_columns, sort=False) if cells["seeds"].any()
+        key for key, cells in data.reported_rows.groupby(plan.row_key_columns, sort=False) if cells["seeds"].any()
     }
     rows = [
-        dict(zip(data.row_key_columns, map(str, key), strict=True))
+        dict(zip(plan.row_key_columns, map(str, key), strict=True))
         for key in data.table_row_keys
         if key in measured_keys
     ]
@@ -168,7 +168,7 @@ def describe_missing_seeds(plan: Plan) -> Mapping[tuple[Hashable, ...], dict[str
 def describe_failures(data: StudyData) -> list[str]:
     """Describe updates that were not finite by algorithm and grid point."""
     plan, sentences = data.plan, []
-    for key, cells in data.divergence_by_cell.groupby(data.row_key_columns, sort=False):
+    for key, cells in data.divergence_by_cell.groupby(plan.row_key_columns, sort=False):
         algorithm, *values = map(str, key)
         name = results.describe_configuration(
             plan.get_method_title(algorithm), dict(zip(plan.grid, values, strict=True))

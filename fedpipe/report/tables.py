@@ -94,7 +94,7 @@ def build_report_sections(data: StudyData) -> list[str | TextTable]:
     seeds = describe_missing_seeds(plan)
     cells_by_row: dict[tuple[Hashable, ...], list[dict[Hashable, Any]]] = {}
     for cell in data.reported_rows.to_dict("records"):  # a frame per row takes ten times as long
-        cells_by_row.setdefault(tuple(cell[name] for name in data.row_key_columns), []).append(cell)
+        cells_by_row.setdefault(tuple(cell[name] for name in plan.row_key_columns), []).append(cell)
     for key, cells in cells_by_row.items():
         if key not in data.table_row_keys:
             continue
@@ -108,7 +108,7 @@ def build_report_sections(data: StudyData) -> list[str | TextTable]:
                 "bytes up": format_bytes(cells[0]["bytes_up"]),
             }
         )
-    result_table = TextTable(pd.DataFrame(rows), len(data.row_key_columns))
+    result_table = TextTable(pd.DataFrame(rows), len(plan.row_key_columns))
     warnings = [f"Warning: {warning}" for warning in plan.warnings]
     notes = [
         *describe_failures(data),
@@ -197,10 +197,8 @@ def _build_statistics_section(data: StudyData) -> list[str | TextTable]:
     report, first_protocol = plan.report, plan.protocols[0]
     if not report.statistics:
         return []
-    statistics_by_key = {
-        (*[row[name] for name in data.row_key_columns], row["protocol"], row["statistic"]): row
-        for row in data.statistics.to_dict("records")
-    }
+    key_columns = [*plan.row_key_columns, "protocol", "statistic"]
+    statistics_by_key = data.statistics.set_index(key_columns, drop=False).to_dict("index")
     target_text = f"{100 * report.target:g} %" if report.target is not None else ""
     column_heads = {
         "client_std": "std of clients",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import csv as comma
+import csv
 import io
 import itertools
 import shlex
@@ -118,7 +118,7 @@ def render_wide_csv(data: StudyData, full_plan: Plan | None = None) -> str:
     The last columns are the winning values of `tune`.
     """
     wide_table, text = build_wide_table(data, full_plan), io.StringIO()
-    writer = comma.writer(text, lineterminator="\n")
+    writer = csv.writer(text, lineterminator="\n")
     winner_heads = dict.fromkeys(head for row in wide_table.rows for head in row.winners)
     columns = [" / ".join(column.heads) for column in wide_table.columns]
     writer.writerow(map(tables.escape_spreadsheet_formula, [*wide_table.label_heads, *columns, *winner_heads]))
@@ -163,14 +163,10 @@ class _WideTableBuilder:
         self.row_names = [
             name for name in full_plan.grid if name not in {*self.column_names, *full_plan.report.best_over}
         ]
-        self.key_names = ["algorithm", *plan.grid]
         self.short_names = results.shorten_dotted_keys(plan.grid)
         protocols = data.reported_rows["protocol"].unique()
         self.test_protocols = [name for name in protocols if not name.endswith("-on-validation")]
-        self.cells = {
-            (*[cell[name] for name in self.key_names], cell["protocol"], cell["metric"]): cell
-            for cell in data.reported_rows.to_dict("records")
-        }
+        self.cells = data.reported_rows.set_index([*plan.row_key_columns, "protocol", "metric"]).to_dict("index")
         self.run_counts = Counter(results.get_row_key(plan, cell) for cell in plan.cells)
         self.shown_keys = {self._split_key(key): tuple(map(str, key)) for key in data.table_row_keys}
         self.planned_cells = dict.fromkeys(
@@ -217,7 +213,7 @@ class _WideTableBuilder:
 
     def _split_key(self, key: Iterable[Hashable]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Split the key of a narrow table's row into the labels of a row and the grid point of a column."""
-        values = dict(zip(self.key_names, map(str, key), strict=True))
+        values = dict(zip(self.plan.row_key_columns, map(str, key), strict=True))
         return (
             tuple(values[name] for name in ("algorithm", *self.row_names)),
             tuple(values[name] for name in self.column_names),
