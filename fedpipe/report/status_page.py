@@ -9,7 +9,6 @@ import math
 import os
 import statistics
 import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from fedpipe.core.storage.layout import StudyFiles
 from fedpipe.planning import study_folders
 from fedpipe.planning.plan import Plan
 from fedpipe.report import contents, status, web_pages
-from fedpipe.report.status import RUN_STATES, RunProgress
+from fedpipe.report.status import RUN_STATES, RunProgress, RunState
 from fedpipe.report.status_table import format_accuracy
 from fedpipe.report.words import format_duration, format_metric_label
 
@@ -124,15 +123,14 @@ class StudyProgress:
         return f"{self.plan.params}{preset}"
 
     @cached_property
-    def state_counts(self) -> dict[str, int]:
-        """Number of runs by state, complete runs first, without states of no run."""
-        counts = Counter(run.state for run in self.runs)
-        return {state: counts[state] for state in reversed(RUN_STATES) if counts[state]}
+    def state_counts(self) -> dict[RunState, int]:
+        """Number of runs by state."""
+        return status.count_states(self.runs)
 
     @property
     def is_done(self) -> bool:
         """Whether all runs are complete."""
-        return set(self.state_counts) == {"done"} and not self.plan.is_searching
+        return self.state_counts.keys() == {"done"} and not self.plan.is_searching
 
     @property
     def complete_rounds(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from statistics import mean
 from typing import Any
@@ -158,11 +159,10 @@ def describe_best_values_at_grid_edges(data: StudyData) -> list[str]:
 
 def describe_missing_seeds(plan: Plan) -> Mapping[tuple[Hashable, ...], dict[str, str]]:
     """Describe the number of seeds by row, if some cells are missing."""
-    rows = [results.get_row_key(plan, cell) for cell in plan.cells]
-    seed_count = len(plan.seeds)
-    if all(rows.count(row) == seed_count for row in rows):
+    counts = Counter(results.get_row_key(plan, cell) for cell in plan.cells)
+    if set(counts.values()) <= {len(plan.seeds)}:
         return {}
-    return {row: {"seeds": f"{rows.count(row)} of {seed_count}"} for row in rows}
+    return {row: {"seeds": f"{count} of {len(plan.seeds)}"} for row, count in counts.items()}
 
 
 def describe_failures(data: StudyData) -> list[str]:
