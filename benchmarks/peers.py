@@ -49,6 +49,7 @@ from torch import nn
 
 import fedpipe
 from fedpipe.data.sources.fetch import MIRROR_VARIABLE
+from fedpipe.engine.environment import get_cpu_name
 from fedpipe.report.figures import style
 
 SYSTEMS = {"fedpipe": "fedpipe", "pfllib": "PFLlib", "fl-bench": "FL-bench", "fluke": "fluke", "flower": "Flower"}
@@ -112,11 +113,8 @@ def describe_version(system: str, options: argparse.Namespace) -> str:
 
 def describe_machine(options: argparse.Namespace) -> Row:
     """Machine and versions that all systems share."""
-    cpu_info = Path("/proc/cpuinfo")
-    lines = cpu_info.read_text().splitlines() if cpu_info.is_file() else []
-    models = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
     return {
-        "processor": models[0] if models else platform.processor() or platform.machine(),
+        "processor": get_cpu_name(),
         "cores": os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "threads": options.threads,

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from all_methods import DASH, replace_tables
+from all_methods import replace_tables
 
 from fedpipe.analysis.load import load
 from fedpipe.planning.rungs import TUNED, TUNING, UNTUNED
+from fedpipe.report.words import DASH
 
 ROOT = Path(__file__).parents[1]
 STUDY = ROOT / "studies/tuned.yaml"
