@@ -145,7 +145,7 @@ def compute_reported_accuracies(frame: pd.DataFrame, round: ReportedRound = "las
     return reported_scores.drop(columns="metric").rename(columns={"score": "accuracy"})
 
 
-def compute_reported_scores(frame: pd.DataFrame, round: ReportedRound = "last", last_k: int = 5) -> pd.DataFrame:
+def compute_reported_scores(frame: pd.DataFrame, round: ReportedRound, last_k: int) -> pd.DataFrame:
     """Compute the reported score of each run, metric, protocol and average.
 
     The parameters are those of :func:`compute_reported_accuracies`, for a frame like

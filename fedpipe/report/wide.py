@@ -91,13 +91,15 @@ def render_latex_table(data: StudyData, full_plan: Plan | None = None) -> str:
             for entry, marks in zip(row.entries, marks_by_column, strict=True)
         ]
         body.append([name, *map(escape_latex, labels), *entries])
+    search_section = build_search_section(data.plan)
+    search_notes = [part for part in search_section if isinstance(part, str)]
     width = len(wide_table.label_heads) + len(wide_table.columns)
     footnotes = [
         rf"\multicolumn{{{width}}}{{l}}{{\textsuperscript{{{mark}}} {escape_latex(note)}}}"
         for note, mark in notes.items()
     ]
     lines = [
-        *(f"% {line}" for paragraph in _build_caption_lines(data, wide_table) for line in paragraph.splitlines()),
+        *(f"% {line}" for text in _build_caption_lines(data, wide_table, search_notes) for line in text.splitlines()),
         rf"\begin{{tabular}}{{{'l' * len(wide_table.label_heads)}{'c' * len(wide_table.columns)}}}",
         r"\toprule",
         *_render_latex_table_head(wide_table),
@@ -107,7 +109,7 @@ def render_latex_table(data: StudyData, full_plan: Plan | None = None) -> str:
         *(line + r" \\" for line in footnotes),
         r"\end{tabular}",
     ]
-    for part in build_search_section(data.plan):
+    for part in search_section:
         lines += ["", "% The winners of the search:", *_render_text_table(part)] if isinstance(part, TextTable) else []
     return "\n".join(lines) + "\n"
 
@@ -365,7 +367,7 @@ def _build_latex_column_heads(wide_table: WideTable) -> list[tuple[str, ...]]:
     return [heads[:-1] if has_single_protocol and len(heads) > 1 else heads for heads, _, _ in columns]
 
 
-def _build_caption_lines(data: StudyData, wide_table: WideTable) -> list[str]:
+def _build_caption_lines(data: StudyData, wide_table: WideTable, search_notes: Sequence[str]) -> list[str]:
     """Build the lines of the caption in a paper."""
     plan = data.plan
     preset = [] if plan.preset == layout.FULL_PRESET else ["--preset", plan.preset]
@@ -383,7 +385,7 @@ def _build_caption_lines(data: StudyData, wide_table: WideTable) -> list[str]:
             for metric in plan.metrics
             if plan.method_protocols
         ),
-        *(part for part in build_search_section(plan) if isinstance(part, str)),
+        *search_notes,
         *results.describe_method_overrides(plan),
         "In each column, the best number is bold and the second best is underlined.",
         table_notes.describe_data_and_partitions(plan),
