@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import NamedTuple, get_args
 
 import jinja2
 import numpy as np
@@ -46,6 +46,24 @@ class BuildInfo:
 
     commit: str
     date: str = ""
+
+
+class TableSummary(NamedTuple):
+    """Numbers of cells, columns and orders of some tables."""
+
+    counts: Counter[str]  #: number of cells by verdict, of ``all``, and of those that are ``measured``
+    taus: list[str]  #: mean tau of global methods, and of personalized methods
+    winners: str  #: number of columns in which the published best method is confirmed
+
+
+class ClaimSummary(NamedTuple):
+    """A paper's main claim."""
+
+    table: str
+    statement: str
+    published: str  #: in how many columns the paper finds it, and by how much
+    measured: str  #: the same of our runs
+    reproduced: str
 
 
 def write_pages(
@@ -117,7 +135,7 @@ def _build_template_environment() -> jinja2.Environment:
     )
 
 
-def summarize_tables(paper: Paper, tables: list[str], paper_comparison: PaperComparison) -> dict[str, Any]:
+def summarize_tables(paper: Paper, tables: list[str], paper_comparison: PaperComparison) -> TableSummary:
     """Numbers of cells by verdict, mean taus, and confirmed winners. Of several tables, without repeated cells."""
     cells = [
         paper_comparison.cells[cell_id]
@@ -137,30 +155,35 @@ def summarize_tables(paper: Paper, tables: list[str], paper_comparison: PaperCom
         if key[:3] in columns
     }
     confirmed = f"{sum(order.is_winner_confirmed for order in winners.values())} of {len(winners)}" if winners else DASH
-    return {"counts": counts, "taus": [_format_mean(values) for values in taus.values()], "winners": confirmed}
+    return TableSummary(counts, [_format_mean(values) for values in taus.values()], confirmed)
 
 
 def _format_mean(values: list[float]) -> str:
     return f"{np.mean(values):.2f}".replace("-", "−") if values else DASH
 
 
-def check_main_claim(paper: Paper, paper_comparison: PaperComparison) -> dict[str, Any]:
+def check_main_claim(paper: Paper, paper_comparison: PaperComparison) -> ClaimSummary:
     """A paper's main claim: in how many columns the paper and we find it, by how much, and whether it is reproduced."""
     table, claim = paper.main_claim
     checks = comparison.compute_claim_checks(paper, table, claim, paper_comparison)
-    sides = [check.published_contrast for check in checks], [check.measured_contrast for check in checks]
-    texts = []
-    for contrasts in sides:
-        known = [contrast for contrast in contrasts if contrast]
-        ahead = sum(contrast.difference > 0 for contrast in known)
-        mean = f"{np.mean([contrast.difference for contrast in known]):+.1f}".replace("-", "−") if known else ""
-        texts.append(f"ahead in {ahead} of {len(known)} columns, {mean} points on average" if known else "not compared")
-    signs = [contrast.sign for contrast in sides[1] if contrast]
+    published = [check.published_contrast for check in checks if check.published_contrast]
+    measured = [check.measured_contrast for check in checks if check.measured_contrast]
+    signs = [contrast.sign for contrast in measured]
     words = {"+": "yes", "−": "no", "?": "undecided (the 95% intervals contain 0)", "": "not compared"}
     reproduced = f"in {signs.count('+')} of {len(signs)} columns"
     reproduced = reproduced if len(set(signs)) > 1 else words[signs[0] if signs else ""]
-    names = ("table", "statement", "published", "measured", "reproduced")
-    return dict(zip(names, (table, claim.statement, *texts, reproduced), strict=True))
+    texts = _summarize_contrasts(published), _summarize_contrasts(measured)
+    return ClaimSummary(table, claim.statement, *texts, reproduced)
+
+
+def _summarize_contrasts(contrasts: list[Contrast]) -> str:
+    """In how many columns a method is ahead, and by how much."""
+    if not contrasts:
+        return "not compared"
+    differences = [contrast.difference for contrast in contrasts]
+    ahead = sum(difference > 0 for difference in differences)
+    mean = f"{np.mean(differences):+.1f}".replace("-", "−")
+    return f"ahead in {ahead} of {len(contrasts)} columns, {mean} points on average"
 
 
 def get_compared_cells(paper: Paper, table: str, paper_comparison: PaperComparison) -> dict[CellId, ComparedCell]:
