@@ -6,7 +6,7 @@ Each form of `fedpipe.papers.layouts` has a function for its frame. All figures 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -296,25 +296,30 @@ def _count_samples_by_client_and_class(figure: Figure, runs: Sequence[FigureRun]
 def _build_head_norms_data(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
     """The clients' class shares, then the relative norms of heads: of local models by client, of others by class."""
     frames: list[pd.DataFrame] = []
-    for run in runs:
+    for run, model, norms in _iterate_head_norms(runs):
+        if not frames and model != "class":
+            shares = norms["samples"] / norms.groupby("owner")["samples"].transform("sum")
+            frames.append(norms.assign(panel="training data", value=shares))
         changes = [
             f"{_get_parameter_symbol(name)} = {value:g}"
             for name, value in run.cell.grid.items()
             if name.startswith("algorithms.") and run.selection is not figure
         ]
-        for table in run.study.load_diagnostics("head-norms", run.cell):
-            for model, norms in table.groupby("model", sort=False):
-                if run.selection.models and model not in run.selection.models:
-                    continue
-                if not frames and model != "class":
-                    shares = norms["samples"] / norms.groupby("owner")["samples"].transform("sum")
-                    frames.append(norms.assign(panel="training data", value=shares))
-                panel = ", ".join([run.method, *changes, f"{model} models"])
-                frames.append(norms.assign(panel=panel, value=norms["relative"]))
+        panel = ", ".join([run.method, *changes, f"{model} models"])
+        frames.append(norms.assign(panel=panel, value=norms["relative"]))
     if not frames:
         return []
     frame = pd.concat(frames).fillna({"value": 0.0}).rename(columns={"owner": "row", "class": "column"})
     return frame[["panel", "row", "column", "value"]].drop_duplicates(["panel", "row", "column"])
+
+
+def _iterate_head_norms(runs: Iterable[FigureRun]) -> Iterator[tuple[FigureRun, str, pd.DataFrame]]:
+    """The norms of the heads of each run's selected models, with the run and the kind of models."""
+    for run in runs:
+        models = run.selection.models
+        for table in run.study.load_diagnostics("head-norms", run.cell):
+            groups = table.groupby("model", sort=False)
+            yield from ((run, str(model), norms) for model, norms in groups if not models or model in models)
 
 
 def _build_matrices_data(figure: Figure, runs: Sequence[FigureRun]) -> Rows:

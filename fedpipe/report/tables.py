@@ -194,7 +194,7 @@ def _format_reported_scores(plan: Plan, cells: list[dict[Hashable, Any]]) -> dic
 def _build_statistics_section(data: StudyData) -> list[str | TextTable]:
     """Build the statistics of `report.statistics`, with one row per row of the table."""
     plan = data.plan
-    report, first_protocol = plan.report, plan.protocols[0]
+    report = plan.report
     if not report.statistics:
         return []
     key_columns = [*plan.row_key_columns, "protocol", "statistic"]
@@ -224,7 +224,16 @@ def _build_statistics_section(data: StudyData) -> list[str | TextTable]:
             }
         )
     statistics_table = pd.DataFrame(rows)
-    metric_text = "the metric of each row" if plan.method_protocols else format_metric_label(first_protocol)
+    return [
+        _describe_statistics(plan, target_text),
+        TextTable(statistics_table, statistics_table.shape[1] - len(report.statistics)),
+    ]
+
+
+def _describe_statistics(plan: Plan, target_text: str) -> str:
+    """Describe the statistics of `report.statistics`, one sentence each."""
+    report = plan.report
+    metric_text = "the metric of each row" if plan.method_protocols else format_metric_label(plan.protocols[0])
     sentences = [f"Statistics of: {metric_text}."]
     if len(plan.seeds) > 1:
         sentences.append("Mean ± standard deviation over seeds.")
@@ -248,7 +257,7 @@ def _build_statistics_section(data: StudyData) -> list[str | TextTable]:
         point_text = " at the same grid point" if {*plan.grid} - {*report.best_over} else ""
         metric = METRICS[plan.metrics[0]].name
         sentences.append(f"Differences in {metric} to {baseline_text}{point_text} are {statistics.PAIRED_EXPLANATION}")
-    return [" ".join(sentences), TextTable(statistics_table, statistics_table.shape[1] - len(report.statistics))]
+    return " ".join(sentences)
 
 
 def _format_statistic_cell(plan: Plan, row: dict[Hashable, Any] | None) -> str:
