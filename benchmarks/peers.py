@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.metadata
+import itertools
 import json
 import os
 import platform
@@ -33,7 +34,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -292,27 +293,33 @@ def parse_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def measure_case(case_name: str, options: argparse.Namespace) -> Iterator[Row]:
+    """Measure each system in a case. The row of a missing system has the reason."""
+    with tempfile.TemporaryDirectory() as folder:
+        job = prepare_job(case_name, Path(folder, "job"), options)
+        for system in options.system:
+            row: Row = {"case": case_name, "system": system}
+            if reason := explain_absence(system, options):
+                yield row | {"reason": reason}
+                continue
+            clone = vars(options).get(system.replace("-", "_"))
+            clone_path = clone and str(clone.absolute())
+            yield row | {
+                "version": describe_version(system, options),
+                **measure_system(system, replace(job, clone=clone_path, device=options.device)),
+            }
+
+
 def main() -> None:
     """Measure and print."""
     options = parse_options()
     rows: list[Row] = []
-    for case_name in options.case:
-        with tempfile.TemporaryDirectory() as folder:
-            job = prepare_job(case_name, Path(folder, "job"), options)
-            for system in options.system:
-                row: Row = {"case": case_name, "system": system}
-                if reason := explain_absence(system, options):
-                    row["reason"] = reason
-                else:
-                    clone = vars(options).get(system.replace("-", "_"))
-                    row["version"] = describe_version(system, options)
-                    clone_path = clone and str(clone.absolute())
-                    row |= measure_system(system, replace(job, clone=clone_path, device=options.device))
-                rows.append(row)
-                print(*(f"{name}={value}" for name, value in row.items()), flush=True)
-                if options.json:
-                    results = {"machine": describe_machine(options), "rows": rows}
-                    options.json.write_text(json.dumps(results, indent=1) + "\n")
+    for row in itertools.chain.from_iterable(measure_case(case_name, options) for case_name in options.case):
+        rows.append(row)
+        print(*(f"{name}={value}" for name, value in row.items()), flush=True)
+        if options.json:
+            results = {"machine": describe_machine(options), "rows": rows}
+            options.json.write_text(json.dumps(results, indent=1) + "\n")
     deviations = find_deviations(rows, options.tolerance)
     for file in options.add:
         rows += json.loads(file.read_text())["rows"]
