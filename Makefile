@@ -28,7 +28,7 @@ gallery: setup
 # pages show a dash with the reason, and the exit status is not 0.
 PRESET ?= smoke
 papers: setup
-	@test "$(PRESET)" != full || { echo "make: preset full would take years on one machine; run studies one by one, as" \
+	@test "$(PRESET)" != full || { echo "make: preset full would take years on one machine. Run studies one by one, as" \
 		"'fedpipe run --params studies/papers/pfps_lwc/table2.yaml', or all on a cluster, by" \
 		"'snakemake papers --config preset=full --profile slurm'." >&2; exit 2; }
 	snakemake papers --config preset=$(PRESET) --profile workflow/profiles/local --quiet rules host

@@ -17,6 +17,7 @@ import pandas as pd
 
 from fedpipe.analysis.load import load
 from fedpipe.core.yaml_text import read_yaml
+from fedpipe.report.words import DASH
 
 ROOT = Path(__file__).parents[1]
 STUDY = ROOT / "studies/all_methods.yaml"
@@ -34,7 +35,6 @@ COLUMNS = {
     "ECE, fine-tuned": "finetuned-on-local ece",
 }
 RANKED = "personal-on-local accuracy"  #: what the ranks compare
-DASH = "–"
 
 
 def collect_numbers() -> pd.DataFrame:

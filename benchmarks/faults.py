@@ -33,8 +33,10 @@ from fedpipe.core.storage import files as storage_files
 from fedpipe.core.storage.layout import PARAMS, RunFiles
 from fedpipe.engine.run import Run
 from fedpipe.planning import download, partition, planner
+from fedpipe.planning.plan import PlannedRun
 
 ROUNDS = 3
+WRITES = Path("writes")  #: number of writes of a segment
 STUDY = {
     "partition": {"scheme": "dirichlet", "alpha": 0.3},
     "model": {"name": "mlp", "hidden": [16]},
@@ -108,47 +110,40 @@ def read_complete_rounds(files: RunFiles) -> dict[int, str]:
     }
 
 
-def kill_runs(kills: int, seed: int) -> bool:
-    """Kill this number of runs in the current folder once each. Return whether all give the same bits."""
-    storage_files.write_bytes(PARAMS, yaml.safe_dump(STUDY).encode())
-    plan = planner.make_plan(PARAMS)
-    planner.write_plan(plan)
-    (run,) = plan.runs
-    files, random_ = run.files, random.Random(seed)
+class Target:
+    """A run in the current folder, whose only segment is killed."""
 
-    def prepare() -> None:
-        download.download_dataset(run.dataset)
-        partition.partition_dataset(run.partition)
+    def __init__(self, run: PlannedRun) -> None:
+        self.run, self.files = run, run.files
 
-    def segment() -> None:
-        list(Run(files).run_segment(ROUNDS))
+    def prepare_data(self) -> None:
+        """Write the data set and the partition."""
+        download.download_dataset(self.run.dataset)
+        partition.partition_dataset(self.run.partition)
 
-    def count_writes() -> None:
+    def run_segment(self) -> None:
+        """Compute all rounds that are not complete."""
+        list(Run(self.files).run_segment(ROUNDS))
+
+    def count_writes(self) -> None:
+        """Run the segment, and write the number of its writes to `WRITES`."""
         writes = Writes()
-        segment()
-        Path("writes").write_text(str(writes.count))
+        self.run_segment()
+        WRITES.write_text(str(writes.count))
 
-    def delete_rounds() -> None:
+    def delete_rounds(self) -> None:
+        """Delete all rounds."""
         for name in ("rounds", "segments"):
-            shutil.rmtree(files.path / name, ignore_errors=True)
-        archive.get_pack_path(files.rounds_folder).unlink(missing_ok=True)
+            shutil.rmtree(self.files.path / name, ignore_errors=True)
+        archive.get_pack_path(self.files.rounds_folder).unlink(missing_ok=True)
 
-    assert run_in_child(prepare)
-    assert run_in_child(count_writes)
-    writes, expected_hashes = int(Path("writes").read_text()), hash_files(files.path)
-    delete_rounds()
-    begin = time.perf_counter()
-    assert run_in_child(segment)
-    seconds = time.perf_counter() - begin
-    print(f"a segment of {ROUNDS} rounds: {writes} writes, {seconds:.2f} s", flush=True)
-
-    def kill_segment(write: int, fraction: float, moment: float) -> bool:
-        """Kill a segment during a write, or after some seconds if ``write`` is 0. False if it ended before."""
-        delete_rounds()
+    def kill_segment(self, write: int, fraction: float, moment: float) -> bool:
+        """Kill a new segment during a write, or after some seconds if ``write`` is 0. False if it ended before."""
+        self.delete_rounds()
 
         def run_until_killed() -> None:
             Writes(write, fraction)
-            segment()
+            self.run_segment()
 
         child = fork_process(run_until_killed)
         if not write:
@@ -156,17 +151,33 @@ def kill_runs(kills: int, seed: int) -> bool:
             os.kill(child, signal.SIGKILL)
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
+
+def kill_runs(kills: int, seed: int) -> bool:
+    """Kill this number of runs in the current folder once each. Return whether all give the same bits."""
+    storage_files.write_bytes(PARAMS, yaml.safe_dump(STUDY).encode())
+    plan = planner.make_plan(PARAMS)
+    planner.write_plan(plan)
+    (run,) = plan.runs
+    target, files, random_ = Target(run), run.files, random.Random(seed)
+    assert run_in_child(target.prepare_data)
+    assert run_in_child(target.count_writes)
+    writes, expected_hashes = int(WRITES.read_text()), hash_files(files.path)
+    target.delete_rounds()
+    begin = time.perf_counter()
+    assert run_in_child(target.run_segment)
+    seconds = time.perf_counter() - begin
+    print(f"a segment of {ROUNDS} rounds: {writes} writes, {seconds:.2f} s", flush=True)
     successes, places, round_counts = 0, Counter[str](), Counter[int]()
     for number in range(kills):
         write, fraction = random_.randint(1, writes) * (number % 2), random_.random()
-        while not kill_segment(write, fraction, moment := random_.uniform(0, seconds)):
+        while not target.kill_segment(write, fraction, moment := random_.uniform(0, seconds)):
             seconds *= 0.95  # it had ended, because the machine is faster now
         temporary_files = [*files.path.rglob("*.tmp")]
         places["during a write" if temporary_files else "between writes"] += 1
         complete = read_complete_rounds(files)
         round_counts[len(complete)] += 1
         has_succeeded = (
-            run_in_child(segment)
+            run_in_child(target.run_segment)
             and hash_files(files.path) == expected_hashes
             and complete.items() <= read_complete_rounds(files).items()
         )

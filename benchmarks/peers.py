@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.metadata
+import itertools
 import json
 import os
 import platform
@@ -33,7 +34,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ from torch import nn
 
 import fedpipe
 from fedpipe.data.sources.fetch import MIRROR_VARIABLE
+from fedpipe.engine.environment import get_cpu_name
 from fedpipe.report.figures import style
 
 SYSTEMS = {"fedpipe": "fedpipe", "pfllib": "PFLlib", "fl-bench": "FL-bench", "fluke": "fluke", "flower": "Flower"}
@@ -112,11 +114,8 @@ def describe_version(system: str, options: argparse.Namespace) -> str:
 
 def describe_machine(options: argparse.Namespace) -> Row:
     """Machine and versions that all systems share."""
-    cpu_info = Path("/proc/cpuinfo")
-    lines = cpu_info.read_text().splitlines() if cpu_info.is_file() else []
-    models = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
     return {
-        "processor": models[0] if models else platform.processor() or platform.machine(),
+        "processor": get_cpu_name(),
         "cores": os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "threads": options.threads,
@@ -294,27 +293,33 @@ def parse_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def measure_case(case_name: str, options: argparse.Namespace) -> Iterator[Row]:
+    """Measure each system in a case. The row of a missing system has the reason."""
+    with tempfile.TemporaryDirectory() as folder:
+        job = prepare_job(case_name, Path(folder, "job"), options)
+        for system in options.system:
+            row: Row = {"case": case_name, "system": system}
+            if reason := explain_absence(system, options):
+                yield row | {"reason": reason}
+                continue
+            clone = vars(options).get(system.replace("-", "_"))
+            clone_path = clone and str(clone.absolute())
+            yield row | {
+                "version": describe_version(system, options),
+                **measure_system(system, replace(job, clone=clone_path, device=options.device)),
+            }
+
+
 def main() -> None:
     """Measure and print."""
     options = parse_options()
     rows: list[Row] = []
-    for case_name in options.case:
-        with tempfile.TemporaryDirectory() as folder:
-            job = prepare_job(case_name, Path(folder, "job"), options)
-            for system in options.system:
-                row: Row = {"case": case_name, "system": system}
-                if reason := explain_absence(system, options):
-                    row["reason"] = reason
-                else:
-                    clone = vars(options).get(system.replace("-", "_"))
-                    row["version"] = describe_version(system, options)
-                    clone_path = clone and str(clone.absolute())
-                    row |= measure_system(system, replace(job, clone=clone_path, device=options.device))
-                rows.append(row)
-                print(*(f"{name}={value}" for name, value in row.items()), flush=True)
-                if options.json:
-                    results = {"machine": describe_machine(options), "rows": rows}
-                    options.json.write_text(json.dumps(results, indent=1) + "\n")
+    for row in itertools.chain.from_iterable(measure_case(case_name, options) for case_name in options.case):
+        rows.append(row)
+        print(*(f"{name}={value}" for name, value in row.items()), flush=True)
+        if options.json:
+            results = {"machine": describe_machine(options), "rows": rows}
+            options.json.write_text(json.dumps(results, indent=1) + "\n")
     deviations = find_deviations(rows, options.tolerance)
     for file in options.add:
         rows += json.loads(file.read_text())["rows"]

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from all_methods import DASH, replace_tables
+from all_methods import replace_tables
 
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.layout import PAPERS
@@ -29,6 +29,7 @@ from fedpipe.planning import planner, study_folders
 from fedpipe.planning.plan import Cell
 from fedpipe.planning.planner import NewPlan
 from fedpipe.report import results
+from fedpipe.report.words import DASH
 
 PAGE = Path(__file__).parents[1] / "docs/readings.md"
 HEAD = ("method", "point", "seed", "protocol", "accuracy", "second half", "published", "key", "commit")

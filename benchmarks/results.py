@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,8 @@ from typing import Any
 
 from all_methods import replace_tables
 from gpu_figures import describe_commit
+
+from fedpipe.engine.environment import get_cpu_name
 
 ROOT = Path(__file__).parents[1]
 PAGE, FIGURE = ROOT / "benchmarks/RESULTS.md", ROOT / "docs/images/peers.svg"
@@ -45,12 +46,8 @@ SEPARATE = ("peers",)  #: sections that need other systems, which are measured o
 
 def describe_conditions(commit: str | None) -> str:
     """Describe machine, load, date and commit."""
-    cpu_info = Path("/proc/cpuinfo")
-    lines = cpu_info.read_text().splitlines() if cpu_info.is_file() else []
-    models = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
-    processor = models[0] if models else platform.processor() or platform.machine()
     load = f"load {os.getloadavg()[0]:.1f} before"
-    return f"{os.cpu_count()} cores, {processor}, {load}, {time.strftime('%Y-%m-%d')}, at {commit or 'no commit'}:"
+    return f"{os.cpu_count()} cores, {get_cpu_name()}, {load}, {time.strftime('%Y-%m-%d')}, at {commit or 'no commit'}:"
 
 
 def measure_table(section: str, extra_arguments: list[str]) -> str:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from all_methods import DASH, replace_tables
+from all_methods import replace_tables
 
 from fedpipe.analysis.load import load
 from fedpipe.planning.rungs import TUNED, TUNING, UNTUNED
+from fedpipe.report.words import DASH
 
 ROOT = Path(__file__).parents[1]
 STUDY = ROOT / "studies/tuned.yaml"
@@ -69,7 +70,7 @@ def render_accuracies(numbers: pd.DataFrame) -> str:
     """Render means and standard deviations over seeds with default and tuned values, sorted by the tuned ones."""
     by_row = numbers.groupby(["algorithm", "tuning"], sort=False)["accuracy"].agg(["mean", "std"])
     means = by_row["mean"].unstack()
-    ranks = means.rank(ascending=False).astype(int)
+    ranks = means.rank(ascending=False, method="min").astype(int)
     methods = numbers.groupby("algorithm")["method"].first()
     lines = ["| method | default | rank | tuned | rank | difference |", "|---|---:|---:|---:|---:|---:|"]
     for name in means.sort_values(TUNED, ascending=False).index:

@@ -25,9 +25,9 @@ def load(path: str | Path = "params.yaml") -> Results:
     -------
     fedpipe.analysis.load.Results
         ``accuracies``, ``clients``, ``traffic``, ``times``, ``matrices``, ``partitions``, ``table``, ``fairness`` and
-        ``provenance`` are frames, as is ``to_target(accuracy)``, the rounds and bytes that it took;
-        ``model(algorithm, seed)`` is a torch module, ``state(algorithm, seed)`` the server's tensors or a client's,
-        ``settings(algorithm, seed)`` all that made them.
+        ``provenance`` are frames. ``to_target(accuracy)`` is a frame of the rounds and bytes until this accuracy.
+        ``model(algorithm, seed)`` is a torch module, ``state(algorithm, seed)`` has the tensors of the server or a
+        client, and ``settings(algorithm, seed)`` all settings of a run.
 
     Raises
     ------

@@ -10,7 +10,7 @@ from fedpipe.cli import fast_exit, job_server
 
 
 def main() -> None:
-    """Run the command line; a local job's in a process that has done its imports (`fedpipe.cli.job_server`)."""
+    """Run the command line, for a local job in a process that has done its imports (`fedpipe.cli.job_server`)."""
     if snakemake := os.environ.get(job_server.SNAKEMAKE_PID_VARIABLE):
         job_server.delegate_command_to_server(int(snakemake))
     for stream in (sys.stdout, sys.stderr):

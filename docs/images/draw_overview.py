@@ -96,8 +96,9 @@ def draw_table(results: pd.DataFrame, titles: dict[str, str]) -> Iterator[str]:
     """Local test accuracy of each method at the right, with the standard deviation over seeds."""
     yield _write_text(676, 34, "Table", "title")
     yield _write_text(676, 62, "test accuracy (%)", "soft")
-    rows = results.query("protocol == 'personal-on-local' and average == 'sample' and round == 'last'")
-    rows = rows.set_index("algorithm")
+    rows = results.query(
+        "protocol == 'personal-on-local' and metric == 'accuracy' and average == 'sample' and round == 'last'"
+    ).set_index("algorithm")
     best = rows["mean"].idxmax()
     for row, label in enumerate(titles):
         y = 85.5 + 26 * row

@@ -25,11 +25,17 @@ def draw_figures() -> None:
             if path.is_file():
                 svg = figures.render_figure(paper, figure, pd.read_csv(path))
                 path.with_suffix(".svg").write_text(svg, encoding="utf-8")
-                image = rf'(aria-label="{heading}"><img [^>]*src=")[^"]*'
-                text, count = re.subn(image, lambda match, svg=svg: match[1] + pages.make_svg_data_uri(svg), text)
-                if count != 1:
-                    raise SystemExit(f"{page}: {count} images of {heading} instead of one.")
+                text = replace_image(text, heading, svg)
         page.write_text(text, encoding="utf-8")
+
+
+def replace_image(page: str, heading: str, svg: str) -> str:
+    """Replace the image of a figure in a page."""
+    image = rf'(aria-label="{re.escape(heading)}"><img [^>]*src=")[^"]*'
+    page, count = re.subn(image, lambda match: match[1] + pages.make_svg_data_uri(svg), page)
+    if count != 1:
+        raise SystemExit(f"{count} images of {heading} instead of one.")
+    return page
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ class Barycenter(FedAvg):
         return {"model": model, "effective": effective}
 
     def compute_distances(self, b: Tensor, updates: Tensor) -> Tensor:
-        """Distances between the values of a vector, shape (L,), and those of m vectors, shape (m, L): shape (m,)."""
+        """Distances, shape (m,), of the values of ``b``, shape (L,), to those of each of ``updates``, shape (m, L)."""
         if self.distance == "exact":
             return compute_exact_distances(b, updates)
         return compute_sinkhorn_distances(b, updates, self.regularization)

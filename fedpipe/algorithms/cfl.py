@@ -21,7 +21,7 @@ from fedpipe.core.tensors import Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class CFL(Algorithm):
-    r"""FedAvg per cluster; a cluster is bisected once its mean update is small but single updates stay large.
+    r"""FedAvg per cluster. A cluster is bisected if its mean update is small but single updates are large.
 
     Source: Sattler, Mueller and Samek, Clustered Federated Learning, IEEE TNNLS 2021, and the authors' code.
 
@@ -48,8 +48,8 @@ class CFL(Algorithm):
         minimize :math:`\alpha_{cross}`.
     Conditions of a split
         Paper: norms and the gap of similarities. Code: norms, after round 20, for clusters of at least three clients.
-        Here: as the code, after round ``after``, and the gap with ``gamma``. If ``federation.rounds`` is not larger
-        than ``after``, CFL is FedAvg.
+        Here: as the code, with ``after`` instead of 20. With ``gamma`` above 0, also the paper's gap. If
+        ``federation.rounds`` is not larger than ``after``, CFL is FedAvg.
     Absent clients of a split cluster
         Here: assigned by their last update. Clients that have never uploaded stay with the part that contains the
         lowest index.

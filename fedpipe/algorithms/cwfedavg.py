@@ -21,7 +21,7 @@ from fedpipe.core.tensors import Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class CwFedAvg(Algorithm):
-    r"""One global model per class; each client gets a mixture of them, weighted by its class distribution.
+    r"""One global model per class. Each client gets a mixture of them, weighted by its class distribution.
 
     Source: Lee and Choi, Class-Wise Federated Averaging for Efficient Personalization, ICCV 2025, eq. 4-9, Alg. 1.
 
@@ -72,7 +72,7 @@ class CwFedAvg(Algorithm):
     class_wise
         Which layers are class-wise: all, the output layer, or how many layers from the output (0: FedAvg).
     distribution
-        approximate: from the uploaded head; empirical: from the client's class counts.
+        approximate: from the uploaded head. empirical: from the client's class counts.
     """
 
     wdr: Annotated[float, Field(ge=0)] = 10.0

@@ -41,8 +41,8 @@ class FedAMP(Algorithm):
     State: :math:`w_i` at the client, all clients' last uploads and :math:`\xi` at the server. Traffic: a model down, a
     model up. There is no global model.
     Values used: alpha 1000, lambda 1 and sigma 0.1 (cwFedAvg, supplement). The defaults, lambda 1, alpha 1e4 and sigma
-    1e6, are unverified: no source was compared for them. They mix almost evenly, 1 % of each other client. The pull is
-    weak at both, and the effect comes from training that begins at :math:`u_i`.
+    1e6, are unverified: no source was compared for them. They mix almost evenly, 1 % of each other client. With
+    both sets of values the pull is weak. The effect comes from training, which begins at :math:`u_i`.
 
     A client that never participated has the initial model, because no model attracts it, so its personal model is
     evaluated only after fine-tuning.
@@ -137,7 +137,7 @@ class FedAMP(Algorithm):
         return {"models": models, "mixing": self.compute_mixing_weights(models, has_uploaded), "seen": has_uploaded}
 
     def compute_mixing_weights(self, models: Tensors, has_uploaded: Tensor) -> Tensor:
-        """Each client's weights of all models, (N, N); ``has_uploaded``, shape (N,), is 1 for clients that uploaded."""
+        """Each client's weights of all models, (N, N). ``has_uploaded``, shape (N,), is 1 for clients that uploaded."""
         distances = compute_square_distances(flatten_models(self.net.parameters(models)))
         attention = (
             self.alpha / self.sigma * torch.exp(-distances / self.sigma) * torch.outer(has_uploaded, has_uploaded)

@@ -17,7 +17,7 @@ from fedpipe.core.tensors import Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class FedBABU(SharedBody):
-    r"""Trains only the body, under a fixed random head; fine-tuning on local data personalizes the model.
+    r"""Trains only the body, under a fixed random head. Fine-tuning on local data personalizes the model.
 
     Source: Oh et al., FedBABU: Towards Enhanced Representation for Federated Image Classification, ICLR 2022, Alg. 1.
 

@@ -103,7 +103,7 @@ class FedDBE(FedAvg):
         return risk + client["is_known"] * self.kappa * pull + (client["personal"]["probe"] * mean.detach()).sum()
 
     def classify(self, client: State, z: Tensor) -> Tensor:
-        """Logits, shape (B, C), of features of shape (B, d). Before the initialization without the personal vector."""
+        """Logits, shape (B, C), of features, shape (B, d). The personal vector is added if the server has a mean."""
         return self.net.classify(client["model"], z + client["is_known"] * client["personal"]["vector"])
 
     def update_running_mean(self, client: State, mean: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ class FedDBE(FedAvg):
         return running
 
     def step(self, client: State, batch: Batch, gradient: Gradient) -> State:
-        """A step of both, and the running mean. The probe remains 0."""
+        """A step of the model and the personal vector, and an update of the running mean. The probe remains 0."""
         g = gradient(client)
         mean = g["personal/probe"]
         client = gradient.descend(client, g | {"personal/probe": torch.zeros_like(mean)})

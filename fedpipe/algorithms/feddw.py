@@ -70,7 +70,7 @@ class FedDW(SoftLabels):
     @property
     @override
     def has_running_means(self) -> bool:
-        """As in the authors' code."""
+        """True with ``mode: code``, as in the authors' code."""
         return self.mode == "code"
 
     @override

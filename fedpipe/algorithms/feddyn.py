@@ -44,9 +44,10 @@ class FedDyn(FedAvg):
     Deviations
     ----------
     Global model
-        Paper: the "cloud" :math:`\theta^{t+1}`, which is sent. Code: evaluates the participants' mean. Here: the cloud,
-        or the mean with ``evaluated``. The mean is also evaluated, as ``mean-on-global``, if ``global-on-global`` is.
-        The distance between the two, :math:`\lVert h \rVert / \alpha`, is recorded in every round.
+        Paper: the "cloud" :math:`\theta^{t+1}`, which is sent. Code: evaluates the participants' mean. Here: the cloud.
+        With ``evaluated: mean``, the participants' mean. The mean is also evaluated, as ``mean-on-global``, if
+        ``global-on-global`` is. The distance between the two, :math:`\lVert h \rVert / \alpha`, is recorded in every
+        round.
     Alpha
         Paper: the same for all clients. Code: divided by the client's fraction of the samples. Here: as the paper.
     Clipping

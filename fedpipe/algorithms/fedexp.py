@@ -70,7 +70,7 @@ class FedExP(FedAvg):
 
     @override
     def aggregate(self, server: State, uploads: Uploads) -> State:
-        """A step along the mean update, which is longer than 1 if the updates differ."""
+        """A step along the mean update. Its rate is at least 1, and larger if the updates differ enough."""
         mean, theta = uploads.mean("model"), self.net.parameters(server["model"])
         update = self.net.parameters(mean) - theta
         square_norm = self.scalar(0.0)

@@ -15,7 +15,7 @@ from fedpipe.algorithms.passes import Pass, Train
 
 @dataclass(frozen=True, kw_only=True)
 class FedRep(SharedBody):
-    r"""A shared representation and personal heads; each client trains its head first, then the representation.
+    r"""A shared representation and personal heads. Each client trains its head first, then the representation.
 
     Source: Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021, Alg. 1.
 

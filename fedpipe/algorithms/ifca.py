@@ -22,7 +22,7 @@ from fedpipe.core.tensors import Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class IFCA(Algorithm):
-    r"""k models; each client trains the one with the lowest loss on its data, and models are averaged per cluster.
+    r"""k models. Each client trains the one with the lowest loss on its data, and models are averaged per cluster.
 
     Source: Ghosh et al., An Efficient Framework for Clustered Federated Learning, NeurIPS 2020, Alg. 1 (model
     averaging).

@@ -19,7 +19,7 @@ from fedpipe.core.tensors import Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class PFPSLWC(SharedBody):
-    r"""A shared extractor and personal heads; clients first recall their last extractor, and heads are kept small.
+    r"""A shared extractor and personal heads. Clients first recall their last extractor, and heads are kept small.
 
     Source: Liu et al., Personalized Federated Learning with Progressive Local Training Strategy and Lightweight
     Classifier, Appl. Sci. 2025, 15, 2481, eq. 1-10, Alg. 1.

@@ -106,7 +106,7 @@ class Results:
 
     @cached_property
     def draws(self) -> pd.DataFrame:
-        """The draws of `tune` in each rung: values, ``rank``, ``score``; see `fedpipe.report.tuning`."""
+        """The draws of `tune` in each rung: values, ``rank``, ``score`` (`fedpipe.report.tuning`)."""
         with contextlib.chdir(self.folder):
             return tuning.build_draws_frame(self.plan)
 
@@ -179,7 +179,7 @@ class Results:
 
     @cached_property
     def fairness(self) -> pd.DataFrame:
-        """``mean``, ``std``, ``worst``, ``lowest`` of clients; see `fedpipe.report.statistics.compute_fairness`."""
+        """``mean``, ``std``, ``worst``, ``lowest`` of clients (`fedpipe.report.statistics.compute_fairness`)."""
         return statistics.compute_fairness(self.clients, self._run_column_names)
 
     def to_target(self, accuracy: float, protocol: str | None = None) -> pd.DataFrame:

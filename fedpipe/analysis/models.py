@@ -150,7 +150,10 @@ class _ModelCapture(LoopExecutor):
         with activate_eval_mode(algorithm, state):
             logits = recording_algorithm.predict(state, x)
         if len(calls) != 1 or not torch.equal(calls[0][1], logits):
-            raise SettingsError(f"client: the personal model of {type(algorithm).__name__} is not a single network.")
+            raise SettingsError(
+                f"client: the personal model of {type(algorithm).__name__} can't be returned as a module, because its "
+                "logits are not the output of one network. Use results.state, which returns its parts."
+            )
         self.captured_model = Tensors((name, value.detach()) for name, value in calls[0][0].items())
         return Score(0, 0, 0.0, ())
 

@@ -116,7 +116,7 @@ def remove_files(unneeded_files: Iterable[UnneededFiles]) -> None:
     for entry in unneeded_files:
         if entry.uncached_count:
             raise ArtifactError(
-                f"{entry} is not in DVC's cache ({entry.uncached_count} of its files), so nothing was removed. Type "
+                f"{entry}: DVC's cache lacks {entry.uncached_count} of its files, so nothing was removed. Type "
                 "`dvc commit` first."
             )
     for entry in unneeded_files:

@@ -77,7 +77,7 @@ def collect_cell_provenance(table: Path, cell: str) -> dict[str, Any]:
         if row.items() >= {"algorithm": row_cell.algorithm, **results.format_grid_point(plan, row_cell)}.items()
     ]
     frame = data.scores
-    frame = frame[(frame[data.row_key_columns] == [row[name] for name in data.row_key_columns]).all(axis=1)]
+    frame = frame[(frame[plan.row_key_columns] == [row[name] for name in plan.row_key_columns]).all(axis=1)]
     frame = frame[(frame["protocol"] == row["protocol"]) & (frame["average"] == report.average)]
     frame, metric = frame[frame["metric"] == row["metric"]], METRICS[row["metric"]]
     seeds = results.compute_reported_scores(frame, report.round, report.last_k)
@@ -134,7 +134,7 @@ def find_first_commit(files: RunFiles) -> str:
         return f"unknown: {error.stderr.partition(chr(10))[0]}"
     commit, _, ref_names = completed_process.stdout.partition("\n")[0].partition("\0")
     shallow_note = ", or earlier, because this clone is shallow" if ref_names.split(", ")[0] == "grafted" else ""
-    return f"{commit}{shallow_note}" or "no commit's results/keys"
+    return f"{commit}{shallow_note}" or "no commit, because results/keys in git do not contain this run"
 
 
 def _extract_common_settings(runs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -46,7 +46,7 @@ SUBJECT_NAMES = {
 
 
 class VerificationResult(NamedTuple):
-    """The verdict about a run."""
+    """The verdict about a run, a partition, a file or a repeated round."""
 
     message: str
     is_ok: bool
@@ -121,7 +121,7 @@ def verify_partition(key: str) -> VerificationResult:
     """Recompute a partition with the current code and compare it."""
     path, is_same = layout.get_assignment_path(key), partition.is_partition_reproducible(key)
     advice = f"Restore the code that computed it, or delete {path.parent} and the runs that use it."
-    message = "recomputed with the same samples" if is_same else f"recomputed with other samples. {advice}"
+    message = "recomputed with the same samples" if is_same else f"recomputed, but clients have other samples. {advice}"
     return VerificationResult(f"{path}: {message}", is_same, "partition")
 
 

@@ -26,7 +26,7 @@ def run_command_line() -> NoReturn:
 
 
 def end_process() -> None:
-    """Flush open files and end, if there is an exit status. Otherwise Python reports what happened.
+    """Flush open files and end the process with its exit status. Without one, return, and Python prints the exception.
 
     Register this with atexit before other imports. Exit functions run in reverse order and after the end of all
     threads, so this one runs last.

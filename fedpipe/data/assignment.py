@@ -247,7 +247,7 @@ class Assignment:
 
     @classmethod
     def from_table(cls, table: pa.Table) -> Assignment:
-        """Group the table by client. The number of classes is counted over all rows, including "test"."""
+        """Group the table by client. The number of classes is counted over all splits, including "test"."""
         sample, client, label = (table[name].to_numpy() for name in ("sample", "client", "label"))
         sample_split = table["split"].to_numpy()
         clients = int(client.max()) + 1

@@ -47,7 +47,7 @@ def compute_samples_sha256(samples: Samples | StoredSamples) -> str:
 
 
 def get_stored_dataset_path(description: Mapping[str, Any]) -> Path:
-    """Files of a data set, given its key parameters or a run's ``dataset`` settings.
+    """Path of a stored data set, given its key parameters or a run's ``dataset`` settings.
 
     The file name contains a hash of all that the tensors depend on, so that two user files, or two vocabularies of one
     text, have different names. The split of the samples is not part of it.

@@ -16,7 +16,8 @@ class CNN4(Model):
     """Two 5x5 convolutions (32, 64) with ReLU and 2x2 max-pooling, a layer of 512 and the output layer.
 
     ReLU follows the pooling, which gives the same function with a quarter of the work. It has 582,026 parameters for
-    MNIST and 878,538 for CIFAR-10. Source: Lee and Choi, cwFedAvg (ICCV 2025), the CNN of its experiments.
+    MNIST and 878,538 for CIFAR-10. PFLlib has it as FedAvgCNN. Source: Lee and Choi, cwFedAvg (ICCV 2025), the CNN of
+    its experiments.
     """
 
     @override

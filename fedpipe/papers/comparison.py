@@ -85,7 +85,7 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True)
 class ComparedCell:
-    """A cell: what is published, what is measured, and the verdict. ``word`` is never empty."""
+    """A cell: what is published, what is measured, and the verdict. ``verdict_text`` is never empty."""
 
     cell_id: CellId
     published_number: PublishedNumber | None

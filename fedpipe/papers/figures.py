@@ -6,7 +6,7 @@ Each form of `fedpipe.papers.layouts` has a function for its frame. All figures 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +28,7 @@ MAX_CLIENTS = 3  #: clients of each run whose norms are drawn against their shar
 MEASURE_LABELS = {"accuracy": "test accuracy (%)", "loss": "training loss", "error": "R, mean |p − p̃|"}
 TARGET_FRACTIONS = {"FedAvg's last accuracy": 1.0, "90% of it": 0.9, "80% of it": 0.8}  #: target accuracies
 SYMBOLS = {"alpha": "α", "participation": "P", "epsilon": "ε", "wdr": "λ", "layers": "last layers"}
+AVERAGED_FORMS = ("curves", "sweep", "bars")  #: forms with means over seeds. Others have the runs of the first seed
 DATASET_TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "fashion_mnist": "FMNIST", "mnist": "MNIST"}
 
 
@@ -65,7 +66,8 @@ def render_figure(paper: Paper, figure: Figure, frame: pd.DataFrame) -> str:
     note = "One seed."
     if "seeds" in frame:
         limit = "up to " if frame["seeds"].nunique() > 1 else ""
-        note = f"Mean and standard deviation of {limit}{frame['seeds'].max():.0f} seeds."
+        statistics = "Mean and standard deviation" if "std" in frame else "Mean accuracy"
+        note = f"{statistics} of {limit}{frame['seeds'].max():.0f} seeds."
     x_label = figure.x_label if isinstance(figure.x_label, str) else ""
     emphasis = ("FedAvg", paper.paper)
     match figure.form:
@@ -127,14 +129,16 @@ def _plot_figure(paper: Paper, figure: Figure, find_study: StudyFinder) -> SvgFi
 def _select_figure_runs(
     paper: Paper, figure: Figure, find_study: StudyFinder
 ) -> tuple[list[FigureRun], dict[str, list[str]]]:
-    """The finished runs of a figure, and the names of the others by the reason why they are missing."""
+    """The finished runs of a figure, and the names of the others by the reason why they are missing.
+
+    Runs of further seeds count only if the figure averages over seeds.
+    """
     tables = sorted([*paper.tables.values()][::-1], key=lambda table: table.study == figure.study)  # own names win
     titles = {row.method: name for table in tables for name, row in [*table.rows.items()][::-1] if row.method}
     runs: list[FigureRun] = []
     missing: dict[str, list[str]] = {}
-    needs_only_accuracies = figure.form in ("sweep", "bars") or (
-        figure.form == "curves" and figure.measures == ("accuracy",)
-    )
+    is_averaged = figure.form in AVERAGED_FORMS
+    needs_only_accuracies = is_averaged and (figure.form != "curves" or figure.measures == ("accuracy",))
     for selection in figure.run_selections:
         study = find_study(selection.study or "")
         if study is None:
@@ -143,7 +147,7 @@ def _select_figure_runs(
         cells = [cell for cell in results.sort_cells(study.plan) if _is_cell_selected(selection, cell)]
         if not cells:
             missing.setdefault(f"not part of preset {study.plan.preset}", []).append(selection.study or "")
-        for cell in cells:
+        for cell in cells if is_averaged else [cell for cell in cells if cell.seed == study.plan.seeds[0]]:
             title, column = titles.get(cell.algorithm, cell.algorithm), study.get_column_name(cell)
             labels = [_format_grid_values(study, cell, title, names) for names in (figure.panels, figure.lines)]
             if cell in (study.finished_cells if needs_only_accuracies else study.local_cells):
@@ -256,19 +260,21 @@ def compute_rounds_to_targets(frame: pd.DataFrame) -> pd.DataFrame:
     -------
     pandas.DataFrame
         ``panel``, ``target``, ``line``, and the round as ``value``, which is NaN if a method does not reach the target.
+        If there are several seeds, also their number.
     """
     rows = []
     for panel, curves in frame.groupby("panel", sort=False):
-        means = curves.groupby(["line", "x"], sort=False)["value"].mean()
+        groups = curves.groupby(["line", "x"], sort=False)["value"]
+        means, seeds = groups.mean(), groups.count()
         if "FedAvg" not in means:
             continue
         last = means["FedAvg"].iloc[-1]
         for (name, fraction), line in itertools.product(TARGET_FRACTIONS.items(), curves["line"].unique()):
             value = float(means[line][means[line] >= fraction * last].index.min())  # NaN if it is empty
-            rows.append(
-                {"panel": f"{panel}, FedAvg's last: {last:.1f} %", "target": name, "line": line, "value": value}
-            )
-    return pd.DataFrame(rows)
+            labels = {"panel": f"{panel}, FedAvg's last: {last:.1f} %", "target": name, "line": line}
+            rows.append(labels | {"value": value, "seeds": seeds[line].max()})
+    rounds = pd.DataFrame(rows, columns=["panel", "target", "line", "value", "seeds"])
+    return rounds if rounds["seeds"].max() > 1 else rounds.drop(columns="seeds")
 
 
 def _count_samples_by_client_and_class(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
@@ -290,25 +296,30 @@ def _count_samples_by_client_and_class(figure: Figure, runs: Sequence[FigureRun]
 def _build_head_norms_data(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
     """The clients' class shares, then the relative norms of heads: of local models by client, of others by class."""
     frames: list[pd.DataFrame] = []
-    for run in runs:
+    for run, model, norms in _iterate_head_norms(runs):
+        if not frames and model != "class":
+            shares = norms["samples"] / norms.groupby("owner")["samples"].transform("sum")
+            frames.append(norms.assign(panel="training data", value=shares))
         changes = [
             f"{_get_parameter_symbol(name)} = {value:g}"
             for name, value in run.cell.grid.items()
             if name.startswith("algorithms.") and run.selection is not figure
         ]
-        for table in run.study.load_diagnostics("head-norms", run.cell):
-            for model, norms in table.groupby("model", sort=False):
-                if run.selection.models and model not in run.selection.models:
-                    continue
-                if not frames and model != "class":
-                    shares = norms["samples"] / norms.groupby("owner")["samples"].transform("sum")
-                    frames.append(norms.assign(panel="training data", value=shares))
-                panel = ", ".join([run.method, *changes, f"{model} models"])
-                frames.append(norms.assign(panel=panel, value=norms["relative"]))
+        panel = ", ".join([run.method, *changes, f"{model} models"])
+        frames.append(norms.assign(panel=panel, value=norms["relative"]))
     if not frames:
         return []
     frame = pd.concat(frames).fillna({"value": 0.0}).rename(columns={"owner": "row", "class": "column"})
     return frame[["panel", "row", "column", "value"]].drop_duplicates(["panel", "row", "column"])
+
+
+def _iterate_head_norms(runs: Iterable[FigureRun]) -> Iterator[tuple[FigureRun, str, pd.DataFrame]]:
+    """The norms of the heads of each run's selected models, with the run and the kind of models."""
+    for run in runs:
+        models = run.selection.models
+        for table in run.study.load_diagnostics("head-norms", run.cell):
+            groups = table.groupby("model", sort=False)
+            yield from ((run, str(model), norms) for model, norms in groups if not models or model in models)
 
 
 def _build_matrices_data(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
@@ -323,12 +334,11 @@ def _build_matrices_data(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
 
 
 def _build_diagnostics_data(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
-    """Rows of a diagnostic of the runs of the first seed."""
+    """Rows of the form's diagnostic."""
     kind, build_rows = DIAGNOSTICS[figure.form]
     tables = [
         table.assign(panel=run.panel, line=run.line, method=run.cell.algorithm)
         for run in runs
-        if run.cell.seed == run.study.plan.seeds[0]
         for table in run.study.load_diagnostics(kind, run.cell)
     ]
     return build_rows(tables) if tables else []

@@ -7,14 +7,13 @@ in which a browser runs no script either.
 from __future__ import annotations
 
 import base64
-import functools
 import hashlib
 import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import NamedTuple, get_args
 
 import jinja2
 import numpy as np
@@ -26,9 +25,10 @@ from fedpipe.papers.figures import SvgFigure
 from fedpipe.papers.layouts import MethodKind, Paper
 from fedpipe.papers.published import CellId
 from fedpipe.papers.studies import HERE
+from fedpipe.report import web_pages
 from fedpipe.report.contrasts import Contrast, RunMean
+from fedpipe.report.words import DASH
 
-DASH = "–"
 KINDS = get_args(MethodKind)
 SIGNS = {comparison.AGREES: "✓", comparison.DIFFERS: "✗"}
 PRESET_DESCRIPTIONS: dict[Preset, str] = {
@@ -46,6 +46,24 @@ class BuildInfo:
 
     commit: str
     date: str = ""
+
+
+class TableSummary(NamedTuple):
+    """Numbers of cells, columns and orders of some tables."""
+
+    counts: Counter[str]  #: number of cells by verdict, of ``all``, and of those that are ``measured``
+    taus: list[str]  #: mean tau of global methods, and of personalized methods
+    winners: str  #: number of columns in which the published best method is confirmed
+
+
+class ClaimSummary(NamedTuple):
+    """A paper's main claim."""
+
+    table: str
+    statement: str
+    published: str  #: in how many columns the paper finds it, and by how much
+    measured: str  #: the same of our runs
+    reproduced: str
 
 
 def write_pages(
@@ -101,28 +119,23 @@ def make_url_slug(heading: str) -> str:
     return heading.lower().replace(" ", "-")
 
 
-@functools.cache
 def _build_template_environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        extensions=["jinja2.ext.do"],
+    return web_pages.build_template_environment(
+        Path(__file__).parent,
+        "page.css",
+        *(check_main_claim, comparison.compute_claim_checks, get_compared_cells, summarize_tables),
+        *(format_contrast, format_number, get_cell_anchor, get_figure_path, make_svg_data_uri, make_url_slug),
+        papers=layouts.load_papers(),
+        DASH=DASH,
+        HERE=HERE,
+        PRESETS=PRESET_DESCRIPTIONS,
+        SIGNS=SIGNS,
+        STATUSES=published.STATUS_MEANINGS,
+        UNPUBLISHED=comparison.UNPUBLISHED,
     )
-    constants = {"SIGNS": SIGNS, "DASH": DASH, "PRESETS": PRESET_DESCRIPTIONS, "STATUSES": published.STATUS_MEANINGS}
-    constants |= {"UNPUBLISHED": comparison.UNPUBLISHED, "papers": layouts.load_papers(), "HERE": HERE}
-    functions = {name: value for name, value in globals().items() if callable(value) and name[0].islower()}
-    style = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
-    environment.globals |= (
-        constants | functions | {"compute_claim_checks": comparison.compute_claim_checks, "style": style}
-    )
-    return environment
 
 
-def summarize_tables(paper: Paper, tables: list[str], paper_comparison: PaperComparison) -> dict[str, Any]:
+def summarize_tables(paper: Paper, tables: list[str], paper_comparison: PaperComparison) -> TableSummary:
     """Numbers of cells by verdict, mean taus, and confirmed winners. Of several tables, without repeated cells."""
     cells = [
         paper_comparison.cells[cell_id]
@@ -142,30 +155,35 @@ def summarize_tables(paper: Paper, tables: list[str], paper_comparison: PaperCom
         if key[:3] in columns
     }
     confirmed = f"{sum(order.is_winner_confirmed for order in winners.values())} of {len(winners)}" if winners else DASH
-    return {"counts": counts, "taus": [_format_mean(values) for values in taus.values()], "winners": confirmed}
+    return TableSummary(counts, [_format_mean(values) for values in taus.values()], confirmed)
 
 
 def _format_mean(values: list[float]) -> str:
     return f"{np.mean(values):.2f}".replace("-", "−") if values else DASH
 
 
-def check_main_claim(paper: Paper, paper_comparison: PaperComparison) -> dict[str, Any]:
+def check_main_claim(paper: Paper, paper_comparison: PaperComparison) -> ClaimSummary:
     """A paper's main claim: in how many columns the paper and we find it, by how much, and whether it is reproduced."""
     table, claim = paper.main_claim
     checks = comparison.compute_claim_checks(paper, table, claim, paper_comparison)
-    sides = [check.published_contrast for check in checks], [check.measured_contrast for check in checks]
-    texts = []
-    for contrasts in sides:
-        known = [contrast for contrast in contrasts if contrast]
-        ahead = sum(contrast.difference > 0 for contrast in known)
-        mean = f"{np.mean([contrast.difference for contrast in known]):+.1f}".replace("-", "−") if known else ""
-        texts.append(f"ahead in {ahead} of {len(known)} columns, {mean} points on average" if known else "not compared")
-    signs = [contrast.sign for contrast in sides[1] if contrast]
+    published = [check.published_contrast for check in checks if check.published_contrast]
+    measured = [check.measured_contrast for check in checks if check.measured_contrast]
+    signs = [contrast.sign for contrast in measured]
     words = {"+": "yes", "−": "no", "?": "undecided (the 95% intervals contain 0)", "": "not compared"}
     reproduced = f"in {signs.count('+')} of {len(signs)} columns"
     reproduced = reproduced if len(set(signs)) > 1 else words[signs[0] if signs else ""]
-    names = ("table", "statement", "published", "measured", "reproduced")
-    return dict(zip(names, (table, claim.statement, *texts, reproduced), strict=True))
+    texts = _summarize_contrasts(published), _summarize_contrasts(measured)
+    return ClaimSummary(table, claim.statement, *texts, reproduced)
+
+
+def _summarize_contrasts(contrasts: list[Contrast]) -> str:
+    """In how many columns a method is ahead, and by how much."""
+    if not contrasts:
+        return "not compared"
+    differences = [contrast.difference for contrast in contrasts]
+    ahead = sum(difference > 0 for difference in differences)
+    mean = f"{np.mean(differences):+.1f}".replace("-", "−")
+    return f"ahead in {ahead} of {len(contrasts)} columns, {mean} points on average"
 
 
 def get_compared_cells(paper: Paper, table: str, paper_comparison: PaperComparison) -> dict[CellId, ComparedCell]:

@@ -204,14 +204,17 @@ class RunStore:
 
 
 def compute_largest_difference(run: FinishedRun, other: FinishedRun) -> float:
-    """The largest difference of the accuracies of two runs with the same settings, in their stored digits."""
+    """The largest difference of the accuracies of two runs with the same settings, in their stored digits.
+
+    It is 0 if the runs have no common round with the same protocol.
+    """
     first, second = (
         each.accuracies_by_round.set_index(["protocol", "round"])["accuracy"].map(
             lambda value: float(format_accuracy(value))
         )
         for each in (run, other)
     )
-    return float((first - second).abs().max())
+    return float(max((first - second).abs().dropna(), default=0.0))
 
 
 def get_runs_path(study: Path) -> Path:

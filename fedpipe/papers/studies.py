@@ -140,19 +140,14 @@ class PaperStudy:
 
     def load_diagnostics(self, kind: str, cell: Cell) -> list[pd.DataFrame]:
         """The tables of a study's finished diagnostics of a run."""
-        run = cell.algorithm, cell.key, cell.rounds
-        diagnostics = [
-            diagnostic
+        wanted = kind, cell.algorithm, cell.key, cell.rounds
+        tables = [
+            diagnostic.files.table
             for diagnostic in self.plan.diagnostics
-            if (diagnostic.algorithm, diagnostic.run_key, diagnostic.rounds) == run
+            if (diagnostic.kind, diagnostic.algorithm, diagnostic.run_key, diagnostic.rounds) == wanted
+            and diagnostic.files.marker.is_file()
         ]
-        return [
-            files.table_to_frame(
-                files.read_parquet(diagnostic.files.table, files.read_recorded_sha256(diagnostic.files.table))
-            )
-            for diagnostic in diagnostics
-            if diagnostic.kind == kind and diagnostic.files.marker.is_file()
-        ]
+        return [files.table_to_frame(files.read_parquet(path, files.read_recorded_sha256(path))) for path in tables]
 
     def explain_missing_number(self, method: str, column: str) -> str:
         """Why there is no number of a method in a column."""

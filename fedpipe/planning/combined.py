@@ -36,7 +36,7 @@ def _read_plan_cached(path: Path, fingerprint: str) -> Plan | None:
 
 @dataclass(frozen=True)
 class CombinedPlan:
-    """One study or several. Each run is made once, with the maximum number of rounds.
+    """One study or several. Each run is computed once, with the largest number of rounds of these studies.
 
     Parameters
     ----------

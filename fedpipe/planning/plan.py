@@ -227,9 +227,14 @@ class Plan:
         name = f"{settings['dataset']['name']} {repository}".rstrip()
         return settings | {"dataset": settings["dataset"] | {"name": name}}
 
-    def describe_partition(self, key: str) -> dict[str, str]:
-        """Describe a partition for Snakemake's report: data set, scheme with its parameters, clients, seed."""
-        return partition_names.describe_partition(self.name_repository(key))
+    def build_partition_labels(self, key: str) -> dict[str, str]:
+        """Build the labels of a partition in Snakemake's report: data set, scheme and parameters, clients, seed."""
+        return partition_names.build_partition_labels(self.name_repository(key))
+
+    @property
+    def row_key_columns(self) -> list[str]:
+        """Columns that identify a row of the table: the algorithm and the names of the grid."""
+        return ["algorithm", *self.grid]
 
     @cached_property
     def column_grid_names(self) -> list[str]:

@@ -53,9 +53,9 @@ def build_plot_data_files(data: StudyData) -> FileContents:
 
 def build_run_key_files(plan: Plan) -> FileContents:
     """Build the keys of each algorithm's runs with their rounds: the shared runs that a commit needs."""
-    key_files = {}
+    key_files, runs = {}, plan.add_search_results(has_draws=True).runs
     for label in plan.algorithms:
-        rounds = {run.key: run.rounds for run in plan.add_search_results(has_draws=True).runs if run.algorithm == label}
+        rounds = {run.key: run.rounds for run in runs if run.algorithm == label}
         key_files[plan.study_files.get_run_keys_path(label)] = encode_json({"keys": rounds})
     return key_files
 

@@ -20,7 +20,7 @@ def build_metric_curves(data: StudyData, metric: Metric = "accuracy") -> pd.Data
     """
     frame = results.select_rows_of_standard_protocols(data.plan, data.scores)
     frame = frame[(frame["average"] == data.plan.report.average) & (frame["metric"] == metric)]
-    return results.average_over_seeds(frame, [*data.row_key_columns, "protocol", "round"])
+    return results.average_over_seeds(frame, [*data.plan.row_key_columns, "protocol", "round"])
 
 
 def build_figure_curves(data: StudyData, metric: Metric = "accuracy") -> pd.DataFrame:
@@ -36,7 +36,7 @@ def build_figure_curves(data: StudyData, metric: Metric = "accuracy") -> pd.Data
         frame = frame[frame["protocol"].str.removeprefix(NEW_CLIENTS_PREFIX).isin(report.figure_protocols)]
     if not report.best_over:
         return frame
-    frame = frame[frame[data.row_key_columns].apply(tuple, axis=1).isin(data.table_row_keys)]
+    frame = frame[frame[data.plan.row_key_columns].apply(tuple, axis=1).isin(data.table_row_keys)]
     if report.best_on == "validation":
         frame = frame[~frame["protocol"].str.endswith("-on-validation")]
     return frame.reset_index(drop=True)

@@ -166,11 +166,6 @@ class StudyData:
 
     # -- the study's tables ------------------------------------------------------------------------------------------
 
-    @property
-    def row_key_columns(self) -> list[str]:
-        """The columns that identify a row of the table."""
-        return ["algorithm", *self.plan.grid]
-
     @cached_property
     def score_table(self) -> pd.DataFrame:
         """Scores of every algorithm and grid point by every protocol, metric, average and reported round.
@@ -182,7 +177,8 @@ class StudyData:
         protocols of methods are included, although the pivoted table omits them. Times are not included, so that the
         same runs give the same bytes.
         """
-        rows, cell_columns = self.row_key_columns, [*self.row_key_columns, "protocol", "metric", "average"]
+        rows = self.plan.row_key_columns
+        cell_columns = [*rows, "protocol", "metric", "average"]
         last_k = self.plan.report.last_k
         seed_means = pd.concat(
             results.average_over_seeds(
@@ -227,7 +223,7 @@ class StudyData:
     @cached_property
     def mean_run_times(self) -> pd.DataFrame:
         """Mean of :attr:`total_times` over seeds, by algorithm and grid point."""
-        by_row = self.total_times.groupby(self.row_key_columns, sort=False)[[*TIMED_PHASES, EPOCH_COLUMN]]
+        by_row = self.total_times.groupby(self.plan.row_key_columns, sort=False)[[*TIMED_PHASES, EPOCH_COLUMN]]
         return by_row.mean().reset_index()
 
     @cached_property

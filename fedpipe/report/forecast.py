@@ -62,11 +62,12 @@ class Rates:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Remaining runs of studies, of which ``known`` have a forecast, with seconds and bytes stored and sent."""
+    """Remaining runs of studies, with seconds, and bytes stored and sent, of those that have a forecast."""
 
     runs: int
     rounds: int  #: incomplete rounds of these runs
-    known_runs: int
+    known_runs: int  #: runs that have a forecast
+    parallel_runs: int  #: runs that train at the same time, one per core of this machine
     seconds: float
     stored_bytes: float
     traffic_bytes: float
@@ -74,10 +75,12 @@ class Forecast:
     def __str__(self) -> str:
         unknown_runs = self.runs - self.known_runs
         unknown_note = f" The other {unknown_runs} have no such earlier runs." if unknown_runs else ""
+        parallel_note = f"{self.parallel_runs} runs at the same time" if self.parallel_runs > 1 else "one run at a time"
         return (
             f"{self.known_runs} of {self.runs} remaining runs would take about {format_duration(self.seconds)} on this "
-            f"machine, store {format_bytes(self.stored_bytes)} and send {format_bytes(self.traffic_bytes)}. The "
-            f"forecast is from earlier runs with the same algorithm, model and data set.{unknown_note}"
+            f"machine with {parallel_note}, store {format_bytes(self.stored_bytes)} and send "
+            f"{format_bytes(self.traffic_bytes)}. The forecast is from earlier runs with the same algorithm, model and "
+            f"data set.{unknown_note}"
         )
 
 
@@ -116,6 +119,7 @@ def forecast_remaining_work(*plans: NewPlan) -> Forecast:
         len(remaining_runs),
         total_rounds,
         len(seconds),
+        parallel_runs,
         max([sum(seconds) / parallel_runs, *seconds], default=0.0),
         stored_bytes,
         traffic_bytes,

@@ -6,6 +6,7 @@ can't contain a study's grid. It uses the method's label instead of its title, s
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 
 from fedpipe.planning.partition_names import replace_html_tag_brackets
@@ -86,10 +87,10 @@ def build_partition_counts(data: StudyData) -> pd.DataFrame:
     for key, settings in table_parts.read_partition_settings_by_key(data.plan).items():
         name = table_notes.append_partition_seed(settings, descriptions[key])
         assignment = data.assignments[key]
-        for client, classes in zip(assignment.names, assignment.class_counts, strict=True):
-            for label, samples in enumerate(classes):
-                if samples:
-                    rows.append({"partition": name, "client": client, "class": label, "samples": int(samples)})
+        for (client, label), samples in np.ndenumerate(assignment.class_counts):
+            if samples:
+                labels = {"partition": name, "client": assignment.names[client], "class": label}
+                rows.append(labels | {"samples": int(samples)})
     return pd.DataFrame(rows)
 
 
@@ -97,5 +98,5 @@ def _describe_configurations(data: StudyData, frame: pd.DataFrame) -> list[str]:
     """Describe the algorithm and grid point of each row."""
     return [
         results.describe_configuration(algorithm, dict(zip(data.plan.grid, map(str, point), strict=True)))
-        for algorithm, *point in frame[data.row_key_columns].to_numpy()
+        for algorithm, *point in frame[data.plan.row_key_columns].to_numpy()
     ]

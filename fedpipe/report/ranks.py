@@ -95,7 +95,9 @@ def compare_ranks(names: Sequence[str], scores: FloatArray, sign: int, rank_test
         pair_p_values = stats.studentized_range.sf(distances, k, math.inf)
     else:
         pairs = list(combinations(range(k), 2))
-        p_values = [float(stats.wilcoxon(scores[i], scores[j], zero_method="zsplit").pvalue) for i, j in pairs]
+        with np.errstate(invalid="ignore"):  # equal infinite scores have difference 0
+            differences = [np.nan_to_num(scores[i] - scores[j]) for i, j in pairs]
+        p_values = [float(stats.wilcoxon(difference, zero_method="zsplit").pvalue) for difference in differences]
         pair_p_values = np.ones((k, k))
         for (i, j), p_value_of_pair in zip(pairs, correct_p_values(p_values), strict=True):
             pair_p_values[i, j] = pair_p_values[j, i] = p_value_of_pair
@@ -143,14 +145,11 @@ def build_ranked_table(data: StudyData) -> RankedTable:
     column_names = plan.column_grid_names
     row_names = [name for name in plan.grid if name not in {*column_names, *plan.report.best_over}]
     rows = data.reported_rows[data.reported_rows["metric"] == plan.metrics[0]]
-    means = {
-        (*[row[name] for name in data.row_key_columns], row["protocol"]): float(row["mean"])
-        for row in rows.to_dict("records")
-    }
+    means = rows.set_index([*plan.row_key_columns, "protocol"])["mean"].to_dict()
     scores: dict[str, dict[tuple[str, ...], float]] = {}
     titles: dict[str, str] = {}
     for key in data.table_row_keys:
-        values: dict[Hashable, str] = dict(zip(data.row_key_columns, map(str, key), strict=True))
+        values: dict[Hashable, str] = dict(zip(plan.row_key_columns, map(str, key), strict=True))
         if plan.tuning and values[TUNING] == UNTUNED:  # one column per point, that of the tuned methods
             continue
         label = values["algorithm"]

@@ -1,4 +1,4 @@
-"""All runs of a plan in tidy frames: accuracy by run, protocol and round; bytes; seconds."""
+"""All runs of a plan in tidy frames: accuracy by run, protocol and round, bytes, and seconds."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def compute_reported_accuracies(frame: pd.DataFrame, round: ReportedRound = "las
     return reported_scores.drop(columns="metric").rename(columns={"score": "accuracy"})
 
 
-def compute_reported_scores(frame: pd.DataFrame, round: ReportedRound = "last", last_k: int = 5) -> pd.DataFrame:
+def compute_reported_scores(frame: pd.DataFrame, round: ReportedRound, last_k: int) -> pd.DataFrame:
     """Compute the reported score of each run, metric, protocol and average.
 
     The parameters are those of :func:`compute_reported_accuracies`, for a frame like
@@ -338,7 +338,7 @@ def select_best_rows(plan: Plan, means: pd.DataFrame) -> list[tuple[Hashable, ..
     reported round and average.
     """
     means = means[means["metric"] == plan.metrics[0]]
-    row, searched_names, report = ["algorithm", *plan.grid], plan.report.best_over, plan.report
+    row, searched_names, report = plan.row_key_columns, plan.report.best_over, plan.report
     rows: list[tuple[Hashable, ...]] = [key for key, _ in means.groupby(row, sort=False)]
     if not searched_names:
         return rows

@@ -73,7 +73,7 @@ def compute_paired_difference(baseline: pd.Series[float], scores: pd.Series[floa
 
 def get_run_key_columns(plan: Plan) -> list[str]:
     """Get the columns that identify a run and its cell."""
-    return ["algorithm", *plan.grid, "seed", "key"]
+    return [*plan.row_key_columns, "seed", "key"]
 
 
 def compute_fairness(metrics: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
@@ -185,8 +185,7 @@ def build_statistics_table(
         for frame, columns, factor in frames_and_columns
         for name, column in columns.items()
     ]
-    row_key_columns = ["algorithm", *plan.grid]
-    cell_columns = [*row_key_columns, "protocol", "statistic"]
+    cell_columns = [*plan.row_key_columns, "protocol", "statistic"]
     means = pd.concat(values).groupby(cell_columns, sort=False)["value"].agg(["mean", "std", "count"])
     statistics_frame = means.rename(columns={"count": "seeds"}).assign(half_width=math.nan)
     if differences := _compute_differences(plan, scores, table_row_keys):
@@ -207,7 +206,7 @@ def _compute_differences(
     report, rows = plan.report, list[dict[str, Any]]()
     if report.baseline is None:
         return rows
-    metric, columns = plan.metrics[0], ["algorithm", *plan.grid, "protocol"]
+    metric, columns = plan.metrics[0], [*plan.row_key_columns, "protocol"]
     frame = results.compute_reported_scores(scores[scores["metric"] == metric], report.round, report.last_k)
     frame = frame[frame["average"] == report.average]
     by_seed: dict[tuple[Hashable, ...], pd.Series[float]] = {

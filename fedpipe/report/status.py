@@ -10,6 +10,7 @@ import functools
 import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -235,15 +236,21 @@ def format_run_names(plan: Plan) -> dict[Path, str]:
     return {run.path: f"{configuration} seed {run.seed}" for run, configuration in configurations}
 
 
+def count_states(runs: Iterable[RunProgress]) -> dict[RunState, int]:
+    """Count the runs in each state, complete runs first, without states of no run."""
+    counts = Counter(run.state for run in runs)
+    return {state: counts[state] for state in reversed(RUN_STATES) if counts[state]}
+
+
 def summarize_progress(runs: list[RunProgress], width: int | None = None) -> list[str]:
     """Summarize the study in one line, or in two if it is wider than ``width`` characters."""
-    state_counts = {state: sum(run.state == state for run in runs) for state in RUN_STATES}
-    states = ", ".join(f"{state_counts[state]} {state}" for state in reversed(RUN_STATES) if state_counts[state])
+    state_counts = count_states(runs)
+    states = ", ".join(f"{count} {state}" for state, count in state_counts.items())
     rounds = f"{sum(run.rounds for run in runs)} of {sum(run.total for run in runs)} rounds"
     seconds_left = estimate_time_left(runs)
     time_left_note = (
         ""
-        if seconds_left is None or state_counts["done"] == len(runs)
+        if seconds_left is None or state_counts.keys() == {"done"}
         else f", about {format_duration(seconds_left)} left"
     )
     lines = [f"{len(runs)} run{'s' if len(runs) > 1 else ''} ({states})", f"{rounds}{time_left_note}"]

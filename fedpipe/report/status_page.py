@@ -5,12 +5,10 @@ A page is one file. It contains its style and its curves, runs no script and req
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import statistics
 import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +17,6 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
-import jinja2
 import typer
 
 from fedpipe.core.errors import ArtifactError, SettingsError
@@ -27,8 +24,8 @@ from fedpipe.core.storage import files, layout
 from fedpipe.core.storage.layout import StudyFiles
 from fedpipe.planning import study_folders
 from fedpipe.planning.plan import Plan
-from fedpipe.report import contents, status
-from fedpipe.report.status import RUN_STATES, RunProgress
+from fedpipe.report import contents, status, web_pages
+from fedpipe.report.status import RUN_STATES, RunProgress, RunState
 from fedpipe.report.status_table import format_accuracy
 from fedpipe.report.words import format_duration, format_metric_label
 
@@ -126,15 +123,14 @@ class StudyProgress:
         return f"{self.plan.params}{preset}"
 
     @cached_property
-    def state_counts(self) -> dict[str, int]:
-        """Number of runs by state, complete runs first, without states of no run."""
-        counts = Counter(run.state for run in self.runs)
-        return {state: counts[state] for state in reversed(RUN_STATES) if counts[state]}
+    def state_counts(self) -> dict[RunState, int]:
+        """Number of runs by state."""
+        return status.count_states(self.runs)
 
     @property
     def is_done(self) -> bool:
         """Whether all runs are complete."""
-        return set(self.state_counts) == {"done"} and not self.plan.is_searching
+        return self.state_counts.keys() == {"done"} and not self.plan.is_searching
 
     @property
     def complete_rounds(self) -> int:
@@ -193,7 +189,7 @@ class StudyProgress:
             Row(
                 run,
                 description,
-                _format_polyline_points(run, protocol, low, high, SPARKLINE_SIZE, SPARKLINE_POINTS),
+                _format_polyline_points(run, protocol, run.total, low, high, SPARKLINE_SIZE, SPARKLINE_POINTS),
                 self.partition_links.get(partition),
             )
             for run, description, protocol, partition in zip(
@@ -246,14 +242,14 @@ class StudyProgress:
     def _make_chart(self, protocol: str) -> Chart:
         ticks = choose_axis_ticks(*self._get_accuracy_range([protocol] * len(self.runs)))
         low, high = ticks[0], ticks[-1]
+        rounds = max(run.total for run in self.runs)
         lines = [
             Line(run.name, self.css_color_classes.get(configuration.name, "rest"), points)
             for configuration in reversed(self.ranked_configurations)  # the best ones are on top
             for run in configuration.runs
-            if (points := _format_polyline_points(run, protocol, low, high, CHART_SIZE, CURVE_POINTS))
+            if (points := _format_polyline_points(run, protocol, rounds, low, high, CHART_SIZE, CURVE_POINTS))
         ]
         width, height = CHART_SIZE
-        rounds = max(run.total for run in self.runs)
         round_ticks = sorted({1, *(round(tick) for tick in choose_axis_ticks(0, rounds) if 1 <= tick <= rounds)})
         return Chart(
             protocol,
@@ -271,8 +267,18 @@ def write_status_page(
     The page names the files of ``unplanned`` studies. A browser loads it again after ``refresh_seconds``, if given.
     """
     studies = [StudyProgress(plan) for plan in plans]
-    page = _build_template_environment().get_template("status_page.html")
-    text = page.render(
+    templates = web_pages.build_template_environment(
+        Path(__file__).parent,
+        "status_page.css",
+        *(format_accuracy, format_duration, format_metric_label, status.describe_reported_metrics),
+        COLOR_COUNT=COLOR_COUNT,
+        CHART_SIZE=CHART_SIZE,
+        SPARKLINE_SIZE=SPARKLINE_SIZE,
+        OPEN_ROWS=OPEN_ROWS,
+        LISTED_FAILURES=LISTED_FAILURES,
+        LISTED_PARTITIONS=LISTED_PARTITIONS,
+    )
+    text = templates.get_template("status_page.html").render(
         studies=studies,
         unplanned=list(unplanned),
         refresh_seconds=refresh_seconds,
@@ -325,15 +331,15 @@ def choose_axis_ticks(low: float, high: float, intervals: int = 5) -> list[float
 
 
 def _format_polyline_points(
-    run: RunProgress, protocol: str, low: float, high: float, size: tuple[int, int], max_points: int
+    run: RunProgress, protocol: str, rounds: int, low: float, high: float, size: tuple[int, int], max_points: int
 ) -> str:
-    """Draw a learning curve as points of a polyline. Empty if the run has no accuracy."""
+    """Draw a learning curve as points of a polyline, on an axis up to ``rounds``. Empty if the run has no accuracy."""
     curve = [(number, run.curves[number][protocol]) for number in sorted(run.curves) if protocol in run.curves[number]]
     steps = max(math.ceil(len(curve) / max_points), 1)
     selected_points = [point for index, point in enumerate(curve) if index % steps == 0 or index == len(curve) - 1]
     width, height = size
     return " ".join(
-        f"{width * _get_relative_position(number, 1, run.total):.4g},"
+        f"{width * _get_relative_position(number, 1, rounds):.4g},"
         f"{height * (1 - _get_relative_position(100 * accuracy, low, high)):.4g}"
         for number, accuracy in selected_points
     )
@@ -342,26 +348,3 @@ def _format_polyline_points(
 def _get_relative_position(value: float, low: float, high: float) -> float:
     """Get the position of a value in a range, in [0, 1]."""
     return (value - low) / (high - low) if high > low else 0.0
-
-
-@functools.cache
-def _build_template_environment() -> jinja2.Environment:
-    folder = Path(__file__).parent
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folder),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    constants = {
-        name: globals()[name]
-        for name in ("COLOR_COUNT", "CHART_SIZE", "SPARKLINE_SIZE", "OPEN_ROWS", "LISTED_FAILURES", "LISTED_PARTITIONS")
-    }
-    functions = {
-        function.__name__: function
-        for function in (format_accuracy, format_duration, format_metric_label, status.describe_reported_metrics)
-    }
-    style = (folder / "status_page.css").read_text(encoding="utf-8")
-    environment.globals |= constants | functions | {"style": style}
-    return environment

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from statistics import mean
 from typing import Any
@@ -120,10 +121,10 @@ def describe_best_values_at_grid_edges(data: StudyData) -> list[str]:
     plan, sentences = data.plan, list[str]()
     searched_names = plan.report.best_over
     measured_keys = {
-        key for key, cells in data.reported_rows.groupby(data.row_key_columns, sort=False) if cells["seeds"].any()
+        key for key, cells in data.reported_rows.groupby(plan.row_key_columns, sort=False) if cells["seeds"].any()
     }
     rows = [
-        dict(zip(data.row_key_columns, map(str, key), strict=True))
+        dict(zip(plan.row_key_columns, map(str, key), strict=True))
         for key in data.table_row_keys
         if key in measured_keys
     ]
@@ -158,17 +159,16 @@ def describe_best_values_at_grid_edges(data: StudyData) -> list[str]:
 
 def describe_missing_seeds(plan: Plan) -> Mapping[tuple[Hashable, ...], dict[str, str]]:
     """Describe the number of seeds by row, if some cells are missing."""
-    rows = [results.get_row_key(plan, cell) for cell in plan.cells]
-    seed_count = len(plan.seeds)
-    if all(rows.count(row) == seed_count for row in rows):
+    counts = Counter(results.get_row_key(plan, cell) for cell in plan.cells)
+    if set(counts.values()) <= {len(plan.seeds)}:
         return {}
-    return {row: {"seeds": f"{rows.count(row)} of {seed_count}"} for row in rows}
+    return {row: {"seeds": f"{count} of {len(plan.seeds)}"} for row, count in counts.items()}
 
 
 def describe_failures(data: StudyData) -> list[str]:
     """Describe updates that were not finite by algorithm and grid point."""
     plan, sentences = data.plan, []
-    for key, cells in data.divergence_by_cell.groupby(data.row_key_columns, sort=False):
+    for key, cells in data.divergence_by_cell.groupby(plan.row_key_columns, sort=False):
         algorithm, *values = map(str, key)
         name = results.describe_configuration(
             plan.get_method_title(algorithm), dict(zip(plan.grid, values, strict=True))

@@ -23,6 +23,11 @@ def escape_html(text: Any) -> str:
     return escape(str(text), quote=False)
 
 
+def _escape_markdown_cell(text: Any) -> str:
+    """Escape HTML's special characters, and the character that would begin the next cell."""
+    return escape_html(text).replace("|", r"\|")
+
+
 class TextTable(NamedTuple):
     """A table of text cells, whose first columns are left-aligned."""
 
@@ -32,7 +37,7 @@ class TextTable(NamedTuple):
     def to_markdown(self) -> str:
         """Render as Markdown."""
         sides = ["left" if column < self.left_aligned_columns else "right" for column in range(self.frame.shape[1])]
-        escaped_frame = self.frame.map(escape_html).rename(columns=escape_html)
+        escaped_frame = self.frame.map(_escape_markdown_cell).rename(columns=_escape_markdown_cell)
         return str(escaped_frame.to_markdown(index=False, disable_numparse=True, colalign=sides))
 
     def to_html(self) -> str:

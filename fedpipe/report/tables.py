@@ -94,7 +94,7 @@ def build_report_sections(data: StudyData) -> list[str | TextTable]:
     seeds = describe_missing_seeds(plan)
     cells_by_row: dict[tuple[Hashable, ...], list[dict[Hashable, Any]]] = {}
     for cell in data.reported_rows.to_dict("records"):  # a frame per row takes ten times as long
-        cells_by_row.setdefault(tuple(cell[name] for name in data.row_key_columns), []).append(cell)
+        cells_by_row.setdefault(tuple(cell[name] for name in plan.row_key_columns), []).append(cell)
     for key, cells in cells_by_row.items():
         if key not in data.table_row_keys:
             continue
@@ -108,7 +108,7 @@ def build_report_sections(data: StudyData) -> list[str | TextTable]:
                 "bytes up": format_bytes(cells[0]["bytes_up"]),
             }
         )
-    result_table = TextTable(pd.DataFrame(rows), len(data.row_key_columns))
+    result_table = TextTable(pd.DataFrame(rows), len(plan.row_key_columns))
     warnings = [f"Warning: {warning}" for warning in plan.warnings]
     notes = [
         *describe_failures(data),
@@ -194,13 +194,11 @@ def _format_reported_scores(plan: Plan, cells: list[dict[Hashable, Any]]) -> dic
 def _build_statistics_section(data: StudyData) -> list[str | TextTable]:
     """Build the statistics of `report.statistics`, with one row per row of the table."""
     plan = data.plan
-    report, first_protocol = plan.report, plan.protocols[0]
+    report = plan.report
     if not report.statistics:
         return []
-    statistics_by_key = {
-        (*[row[name] for name in data.row_key_columns], row["protocol"], row["statistic"]): row
-        for row in data.statistics.to_dict("records")
-    }
+    key_columns = [*plan.row_key_columns, "protocol", "statistic"]
+    statistics_by_key = data.statistics.set_index(key_columns, drop=False).to_dict("index")
     target_text = f"{100 * report.target:g} %" if report.target is not None else ""
     column_heads = {
         "client_std": "std of clients",
@@ -226,7 +224,16 @@ def _build_statistics_section(data: StudyData) -> list[str | TextTable]:
             }
         )
     statistics_table = pd.DataFrame(rows)
-    metric_text = "the metric of each row" if plan.method_protocols else format_metric_label(first_protocol)
+    return [
+        _describe_statistics(plan, target_text),
+        TextTable(statistics_table, statistics_table.shape[1] - len(report.statistics)),
+    ]
+
+
+def _describe_statistics(plan: Plan, target_text: str) -> str:
+    """Describe the statistics of `report.statistics`, one sentence each."""
+    report = plan.report
+    metric_text = "the metric of each row" if plan.method_protocols else format_metric_label(plan.protocols[0])
     sentences = [f"Statistics of: {metric_text}."]
     if len(plan.seeds) > 1:
         sentences.append("Mean ± standard deviation over seeds.")
@@ -250,7 +257,7 @@ def _build_statistics_section(data: StudyData) -> list[str | TextTable]:
         point_text = " at the same grid point" if {*plan.grid} - {*report.best_over} else ""
         metric = METRICS[plan.metrics[0]].name
         sentences.append(f"Differences in {metric} to {baseline_text}{point_text} are {statistics.PAIRED_EXPLANATION}")
-    return [" ".join(sentences), TextTable(statistics_table, statistics_table.shape[1] - len(report.statistics))]
+    return " ".join(sentences)
 
 
 def _format_statistic_cell(plan: Plan, row: dict[Hashable, Any] | None) -> str:
@@ -258,11 +265,12 @@ def _format_statistic_cell(plan: Plan, row: dict[Hashable, Any] | None) -> str:
         return DASH
     name, mean, std, seeds = (row[key] for key in ("statistic", "mean", "std", "seeds"))
     if name == "difference":
-        return statistics.PairedDifference(mean, std, row["half_width"], seeds).formatted_difference
-    if name == "bytes_to_target":
+        text = statistics.PairedDifference(mean, std, row["half_width"], seeds).formatted_difference
+    elif name == "bytes_to_target":
         text = format_bytes(mean) + (f" ± {format_bytes(std)}" if seeds > 1 else "")
     else:
         digits = 1 if name == "rounds_to_target" else 2
         text = f"{mean:.{digits}f}" + (f" ± {std:.{digits}f}" if seeds > 1 else "")
-    has_missing_seeds = name in statistics.TARGET_COLUMNS and seeds < len(plan.seeds)
-    return f"{text} ({seeds} of {len(plan.seeds)} seeds)" if has_missing_seeds else text
+    can_lack_seeds = name in statistics.TARGET_COLUMNS or (name == "difference" and seeds > 1)
+    is_lacking_seeds = can_lack_seeds and seeds < len(plan.seeds)
+    return f"{text.rstrip()} ({seeds} of {len(plan.seeds)} seeds)" if is_lacking_seeds else text

@@ -206,7 +206,7 @@ def read_round_numbers(files: RunFiles, round_number: int) -> dict[str, float]:
     """Read the numbers of a complete round by name.
 
     ``METRIC/PROTOCOL`` is a score over all test samples, such as ``accuracy/global-on-global`` in [0, 1], unless the
-    round was not evaluated. The other names are columns of :attr:`fedpipe.report.data.StudyData.rounds`, with
+    round was not evaluated. The other names are columns of :attr:`fedpipe.report.data.StudyData.round_traffic`, with
     ``participants`` last. Undefined scores are omitted.
     """
     import pandas as pd

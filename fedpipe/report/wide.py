@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import csv as comma
+import csv
 import io
 import itertools
 import shlex
@@ -91,13 +91,15 @@ def render_latex_table(data: StudyData, full_plan: Plan | None = None) -> str:
             for entry, marks in zip(row.entries, marks_by_column, strict=True)
         ]
         body.append([name, *map(escape_latex, labels), *entries])
+    search_section = build_search_section(data.plan)
+    search_notes = [part for part in search_section if isinstance(part, str)]
     width = len(wide_table.label_heads) + len(wide_table.columns)
     footnotes = [
         rf"\multicolumn{{{width}}}{{l}}{{\textsuperscript{{{mark}}} {escape_latex(note)}}}"
         for note, mark in notes.items()
     ]
     lines = [
-        *(f"% {line}" for paragraph in _build_caption_lines(data, wide_table) for line in paragraph.splitlines()),
+        *(f"% {line}" for text in _build_caption_lines(data, wide_table, search_notes) for line in text.splitlines()),
         rf"\begin{{tabular}}{{{'l' * len(wide_table.label_heads)}{'c' * len(wide_table.columns)}}}",
         r"\toprule",
         *_render_latex_table_head(wide_table),
@@ -107,7 +109,7 @@ def render_latex_table(data: StudyData, full_plan: Plan | None = None) -> str:
         *(line + r" \\" for line in footnotes),
         r"\end{tabular}",
     ]
-    for part in build_search_section(data.plan):
+    for part in search_section:
         lines += ["", "% The winners of the search:", *_render_text_table(part)] if isinstance(part, TextTable) else []
     return "\n".join(lines) + "\n"
 
@@ -118,7 +120,7 @@ def render_wide_csv(data: StudyData, full_plan: Plan | None = None) -> str:
     The last columns are the winning values of `tune`.
     """
     wide_table, text = build_wide_table(data, full_plan), io.StringIO()
-    writer = comma.writer(text, lineterminator="\n")
+    writer = csv.writer(text, lineterminator="\n")
     winner_heads = dict.fromkeys(head for row in wide_table.rows for head in row.winners)
     columns = [" / ".join(column.heads) for column in wide_table.columns]
     writer.writerow(map(tables.escape_spreadsheet_formula, [*wide_table.label_heads, *columns, *winner_heads]))
@@ -163,14 +165,10 @@ class _WideTableBuilder:
         self.row_names = [
             name for name in full_plan.grid if name not in {*self.column_names, *full_plan.report.best_over}
         ]
-        self.key_names = ["algorithm", *plan.grid]
         self.short_names = results.shorten_dotted_keys(plan.grid)
         protocols = data.reported_rows["protocol"].unique()
         self.test_protocols = [name for name in protocols if not name.endswith("-on-validation")]
-        self.cells = {
-            (*[cell[name] for name in self.key_names], cell["protocol"], cell["metric"]): cell
-            for cell in data.reported_rows.to_dict("records")
-        }
+        self.cells = data.reported_rows.set_index([*plan.row_key_columns, "protocol", "metric"]).to_dict("index")
         self.run_counts = Counter(results.get_row_key(plan, cell) for cell in plan.cells)
         self.shown_keys = {self._split_key(key): tuple(map(str, key)) for key in data.table_row_keys}
         self.planned_cells = dict.fromkeys(
@@ -217,7 +215,7 @@ class _WideTableBuilder:
 
     def _split_key(self, key: Iterable[Hashable]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Split the key of a narrow table's row into the labels of a row and the grid point of a column."""
-        values = dict(zip(self.key_names, map(str, key), strict=True))
+        values = dict(zip(self.plan.row_key_columns, map(str, key), strict=True))
         return (
             tuple(values[name] for name in ("algorithm", *self.row_names)),
             tuple(values[name] for name in self.column_names),
@@ -369,7 +367,7 @@ def _build_latex_column_heads(wide_table: WideTable) -> list[tuple[str, ...]]:
     return [heads[:-1] if has_single_protocol and len(heads) > 1 else heads for heads, _, _ in columns]
 
 
-def _build_caption_lines(data: StudyData, wide_table: WideTable) -> list[str]:
+def _build_caption_lines(data: StudyData, wide_table: WideTable, search_notes: Sequence[str]) -> list[str]:
     """Build the lines of the caption in a paper."""
     plan = data.plan
     preset = [] if plan.preset == layout.FULL_PRESET else ["--preset", plan.preset]
@@ -387,7 +385,7 @@ def _build_caption_lines(data: StudyData, wide_table: WideTable) -> list[str]:
             for metric in plan.metrics
             if plan.method_protocols
         ),
-        *(part for part in build_search_section(plan) if isinstance(part, str)),
+        *search_notes,
         *results.describe_method_overrides(plan),
         "In each column, the best number is bold and the second best is underlined.",
         table_notes.describe_data_and_partitions(plan),

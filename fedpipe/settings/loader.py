@@ -26,7 +26,9 @@ def read_params(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise SettingsError(f"{path}: can't be read ({error.strerror}). Use a YAML file.") from None
     except UnicodeDecodeError as error:
-        raise SettingsError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}).") from None
+        raise SettingsError(
+            f"{path}: not UTF-8 text ({error.reason} at byte {error.start}). Save it as UTF-8."
+        ) from None
     if not isinstance(settings, dict):
         raise SettingsError(f"{path}: not a mapping of sections. Use sections such as `federation: {{clients: 10}}`.")
     return settings

@@ -151,8 +151,8 @@ class Params(Section):
             raise SettingsError(f"dataset.feature_noise: {data.feature_noise} can't be used with token ids. Use 0.")
         if data.noise_key and self.model.has_frozen_base:
             raise SettingsError(
-                f"dataset.{data.noise_key}: {getattr(data, data.noise_key)} can't be used with a frozen base of the "
-                "model, whose features are computed once for all runs. Use 0, or set model.frozen to false."
+                f"dataset.{data.noise_key}: {getattr(data, data.noise_key)} can't be used with model.frozen: true, "
+                "because the features are computed once for all runs. Use 0, or set model.frozen to false."
             )
 
     def _check_drift(self) -> None:
@@ -165,8 +165,8 @@ class Params(Section):
         )
         if drift.angle and self.model.has_frozen_base:
             raise SettingsError(
-                "federation.drift.kind: rotation can't be used with a frozen base of the model, whose features are "
-                "computed once. Use labels, or set model.frozen to false."
+                "federation.drift.kind: rotation can't be used with model.frozen: true, because the features of the "
+                "images are computed once, before they rotate. Use labels, or set model.frozen to false."
             )
         kept_protocols = {"kept-on-local", "kept-on-validation"}.intersection(self.evaluation.protocols)
         if kept_protocols and federation.participants < federation.clients - federation.num_held_out_clients:
@@ -257,13 +257,14 @@ class Params(Section):
             partition.find_column(dataset.extra_columns, dataset.omitted_columns)
         if partition.has_overlap and dataset.split == "pooled":
             raise SettingsError(
-                "dataset.split: 'pooled' can't be used with a partition in which clients share samples, because one "
-                "would train on test samples of another. Use 'official'."
+                "dataset.split: 'pooled' can't be used with a partition in which clients share samples, because a "
+                "client would train on test samples of another client. Use 'official'."
             )
         if partition.has_overlap and dataset.validation_fraction:
             raise SettingsError(
                 f"dataset.validation_fraction: {dataset.validation_fraction} can't be used with a partition in "
-                f"which clients share samples, because one would train on validation samples of another. Use 0."
+                f"which clients share samples, because a client would train on validation samples of another client. "
+                "Use 0."
             )
 
     def _check_model(self) -> None:
@@ -273,8 +274,8 @@ class Params(Section):
         if model.has_frozen_base and self.transforms.is_random:
             key = next(name for name in ("crop", "flip", "rotation") if getattr(self.transforms, name))
             raise SettingsError(
-                f"transforms.{key}: {getattr(self.transforms, key)} can't be used with a frozen base of the model, "
-                f"whose features are computed once. Remove it, or set model.frozen to false."
+                f"transforms.{key}: {getattr(self.transforms, key)} can't be used with model.frozen: true, "
+                "because the features are computed once. Remove it, or set model.frozen to false."
             )
         model.check(facts.shape, facts.classes)
         has_tokens = dataset.has_tokens

@@ -27,7 +27,9 @@ class Range(Section):
         None, description="Bounds of values that are uniform on a logarithmic scale, such as `[0.001, 1]`."
     )
     linear: tuple[Bound, Bound] | None = Field(None, description="Bounds of values that are uniform.")
-    choice: tuple[Any, ...] | None = Field(None, min_length=1, description="Values with equal probabilities.")
+    choice: tuple[Any, ...] | None = Field(
+        None, min_length=1, description="List of values, which are drawn with equal probabilities."
+    )
 
     _require_unique_values = field_validator("choice")(lambda values: values and require_unique_values(values))
 

@@ -7,6 +7,7 @@ difference beyond rounding is an error.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import tempfile
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fedpipe.algorithms.base import Algorithm
+from fedpipe.algorithms.batch import State
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage import files
@@ -50,7 +52,7 @@ from fedpipe.testing.comparisons import (
     make_digit_clients,
     seed_and_watch_generators,
 )
-from fedpipe.testing.trial import describe_difference, make_synthetic_clients, make_trial
+from fedpipe.testing.trial import Trial, describe_difference, make_synthetic_clients, make_trial
 
 
 def _make_check(find_violations: Callable[[Algorithm], Iterator[str]]) -> Check:
@@ -233,46 +235,59 @@ def check_evaluation(algorithm: Algorithm) -> Iterator[str]:
 def check_batch_normalization(algorithm: Algorithm) -> Iterator[str]:
     """Running statistics change and stay finite. Their averages are within the range of the clients' statistics."""
     loop, stack = (make_trial(algorithm, "norm", width=width) for width in (None, 3))
-    initial_model, buffer_names = move_state(loop.initial_model(0), loop.clients.device), loop.net.buffer_names
     for _ in range(3):
         previous_server = loop.server
         for trial in (loop, stack):
             trial.run(tests=TESTS)
-        for outcome in loop.outcomes:
-            models = list_models(outcome.upload) + list_models(outcome.kept_state)
-            statistics = [
-                (model[name], initial_model[name]) for model in models for name in buffer_names if name in model
-            ]
-            if not all(value.isfinite().all() for value, _ in statistics):
-                yield (
-                    "running statistics of batch normalization become infinite or NaN. Keep divisions and logarithms "
-                    "away from 0."
-                )
-                return
-            if loop.clients.sizes[outcome.client] > 1 and all(torch.equal(value, start) for value, start in statistics):
-                yield (
-                    "running statistics of batch normalization never change. Return the trained model with its buffers "
-                    "from `upload` or `keep`."
-                )
-                return
-        if message := describe_trial_difference(stack, loop, BATCH_NORM_ROUNDING):
-            yield (
-                f"with batch normalization, clients in one call differ from clients one after the other ({message}). "
-                f"{PADDING_ADVICE}"
-            )
+        violations = itertools.chain(
+            _find_bad_statistics(loop),
+            _find_batch_norm_difference(stack, loop),
+            _find_outlying_statistics(loop, previous_server),
+        )
+        if message := next(violations, None):
+            yield message
             return
-        known_models = [
-            *list_models(previous_server),
-            *(model for client_outcome in loop.outcomes for model in list_models(client_outcome.upload)),
+
+
+def _find_bad_statistics(trial: Trial) -> Iterator[str]:
+    """Find clients whose running statistics are not finite, or those of the initial model."""
+    initial_model = move_state(trial.initial_model(0), trial.clients.device)
+    for outcome in trial.outcomes:
+        models = list_models(outcome.upload) + list_models(outcome.kept_state)
+        statistics = [
+            (model[name], initial_model[name]) for model in models for name in trial.net.buffer_names if name in model
         ]
-        received_states = [
-            loop.algorithm.traffic(get_received_state(loop, client)) for client in range(len(loop.clients))
-        ]
-        for model in [model for state in received_states for model in list_models(state)]:
-            for name in buffer_names:
-                if name in model and (message := explain_outlying_statistic(name, model[name], known_models)):
-                    yield message
-                    return
+        if not all(value.isfinite().all() for value, _ in statistics):
+            yield (
+                "running statistics of batch normalization become infinite or NaN. Keep divisions and logarithms away "
+                "from 0."
+            )
+        if trial.clients.sizes[outcome.client] > 1 and all(torch.equal(value, start) for value, start in statistics):
+            yield (
+                "running statistics of batch normalization never change. Return the trained model with its buffers "
+                "from `upload` or `keep`."
+            )
+
+
+def _find_batch_norm_difference(stack: Trial, loop: Trial) -> Iterator[str]:
+    if message := describe_trial_difference(stack, loop, BATCH_NORM_ROUNDING):
+        yield (
+            f"with batch normalization, clients in one call differ from clients one after the other ({message}). "
+            f"{PADDING_ADVICE}"
+        )
+
+
+def _find_outlying_statistics(trial: Trial, previous_server: State) -> Iterator[str]:
+    """Find running statistics that clients receive, but that can't be averages of those that they sent."""
+    known_models = [
+        *list_models(previous_server),
+        *(model for outcome in trial.outcomes for model in list_models(outcome.upload)),
+    ]
+    for client in range(len(trial.clients)):
+        state = trial.algorithm.traffic(get_received_state(trial, client))
+        for model, name in itertools.product(list_models(state), trial.net.buffer_names):
+            if name in model and (message := explain_outlying_statistic(name, model[name], known_models)):
+                yield message
 
 
 @_make_check

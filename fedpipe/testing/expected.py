@@ -6,6 +6,7 @@ is part of its runs' keys.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -17,9 +18,10 @@ from fedpipe.algorithms.batch import State
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.tensors import Tensors
 from fedpipe.engine.clients.executor import FIRST
+from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.models.mlp import MLP
 from fedpipe.testing.comparisons import ADAM, SGD, TESTS
-from fedpipe.testing.trial import CLASSES, describe_difference, make_synthetic_clients, make_trial
+from fedpipe.testing.trial import CLASSES, Trial, describe_difference, make_synthetic_clients, make_trial
 
 Build = Callable[..., Algorithm]  #: builds an algorithm from parameters
 
@@ -96,7 +98,7 @@ def check_expected(build: Build, expected: Expected, *selected_names: str) -> li
             messages += [f"{name}: {message}"] if message else []
         elif not message:
             reason = expected.exceptions[name]
-            messages.append(f"{name}: the algorithm meets this expectation ({reason}). Delete the exception.")
+            messages.append(f"{name}: the algorithm meets this expectation, so delete its exception ('{reason}').")
     return messages
 
 
@@ -131,18 +133,25 @@ def find_centralized_mismatch(build: Build, expected: Expected) -> str | None:
         module.load_state_dict(trial.initial_model(0))
         module.to(clients.device)
         for number in (1, 2, 3):
-            rule = torch.optim.SGD(module.parameters(), rate, momentum, 0, decay)
-            for epoch in range(2):
-                order = clients.shuffle_indices(0, number, "batches", epoch)
-                for first in range(0, len(order), 4):
-                    x, y = clients.gather_samples(order[first : first + 4])
-                    rule.zero_grad()
-                    torch.nn.functional.cross_entropy(module(x), y).backward()  # type: ignore[no-untyped-call]
-                    rule.step()
+            optimizer = torch.optim.SGD(module.parameters(), rate, momentum, 0, decay)
+            _train_with_pytorch(module, optimizer, clients, number)
         central = Tensors((name, value.detach()) for name, value in module.named_parameters())
         if message := describe_difference(trial.run(3).start(0)["model"], central, 1e-12):
             return f"a single client trains another model than PyTorch, with momentum {momentum} ({message})."
     return None
+
+
+def _train_with_pytorch(
+    module: torch.nn.Module, optimizer: torch.optim.Optimizer, clients: FederatedData, round_number: int
+) -> None:
+    """Train a module on client 0 as in a round of :func:`fedpipe.testing.trial.make_trial`: 2 epochs, batches of 4."""
+    for epoch in range(2):
+        order = clients.shuffle_indices(0, round_number, "batches", epoch)
+        for first in range(0, len(order), 4):
+            x, y = clients.gather_samples(order[first : first + 4])
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(module(x), y).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
 
 
 def find_learning_rate_mismatch(build: Build, expected: Expected) -> str | None:
@@ -195,21 +204,23 @@ def find_class_name_mismatch(build: Build, expected: Expected) -> str | None:
 
 def find_traffic_mismatch(build: Build, expected: Expected) -> str | None:
     """Bytes of a round equal the formula, in loop and stack."""
-    for parameters, formula in expected.traffic:
-        for width in (None, 3):
-            trial = make_trial(build(**{**expected.parameters, **parameters}), width=width)
-            model, net = trial.initial_model(0), trial.net
-            body, head = (
-                sum(model[name].numel() for name in tensor_names) for tensor_names in (net.body_names, net.head_names)
-            )
-            total = sum(value.numel() for value in model.values())
-            assert body + head == total, "every parameter must be in the body or the head"
-            down, up = formula(Sizes(total, body, head, CLASSES, 6))
-            for outcome in trial.train():
-                byte_counts, expected_counts = (outcome.bytes_down, outcome.bytes_up), (8 * down, 8 * up)
-                if byte_counts != expected_counts:
-                    return f"{byte_counts} bytes down and up with {dict(parameters)}, expected {expected_counts}."
+    for (parameters, formula), width in itertools.product(expected.traffic, (None, 3)):
+        trial = make_trial(build(**{**expected.parameters, **parameters}), width=width)
+        down, up = formula(_count_sizes(trial))
+        for outcome in trial.train():
+            byte_counts, expected_counts = (outcome.bytes_down, outcome.bytes_up), (8 * down, 8 * up)
+            if byte_counts != expected_counts:
+                return f"{byte_counts} bytes down and up with {dict(parameters)}, expected {expected_counts}."
     return None
+
+
+def _count_sizes(trial: Trial) -> Sizes:
+    """Count the numbers in a trial's model."""
+    model, net = trial.initial_model(0), trial.net
+    body, head = (sum(model[name].numel() for name in names) for names in (net.body_names, net.head_names))
+    total = sum(value.numel() for value in model.values())
+    assert body + head == total, "every parameter must be in the body or the head"
+    return Sizes(total, body, head, CLASSES, 6)
 
 
 EXPECTATIONS: dict[str, Callable[[Build, Expected], str | None]] = {

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import runpy
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import pytest
+from pydantic import BaseModel
 from typer.main import get_group
 
 from fedpipe.cli.app import app
@@ -63,6 +67,31 @@ def test_settings_page_is_up_to_date_and_has_every_key() -> None:
             line = f"`{key_name}` names one of" if is_component else f"| `{key.alias or key_name}` |"
             assert f"\n{line}" in section, f"{name}.{key_name}"
     assert [line for line in page.splitlines() if line.startswith("| `") and line.endswith("|  |")] == []
+
+
+def list_required_keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Yield the keys without a default, also those of nested sections."""
+    for name, field in section.model_fields.items():
+        if field.is_required():
+            yield f"{prefix}{name}"
+        for nested in (field.annotation, *get_args(field.annotation)):
+            if isinstance(nested, type) and issubclass(nested, BaseModel):
+                yield from list_required_keys(nested, f"{prefix}{name}.")
+
+
+def test_settings_page_marks_required_keys_and_names_default_components() -> None:
+    page = pages.render_settings_page()
+    marked = [
+        f"{section.partition(chr(10))[0]}.{key}"
+        for section in page.split("\n## ")
+        for key in re.findall(r"^\| `([\w.]+)` \| `\(required\)` \|", section, flags=re.M)
+    ]
+    assert marked == list(list_required_keys(params.Params))
+    assert {"tune.over", "federation.drift.round"} <= set(marked)
+    defaults = {kind.plural: kind.default for kind in component.COMPONENT_KINDS if kind.default}
+    assert defaults == {"models": "cnn", "partitions": "dirichlet", "datasets": "digits"}
+    for plural, default in defaults.items():
+        assert f" names one of [these]({plural}.md), by default [{default}]({plural}.md#{default})." in page
 
 
 def test_commands_page_is_up_to_date_and_has_every_option() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 from types import ModuleType
 
 import pandas as pd
@@ -43,19 +42,23 @@ def test_stored_numbers_cover_each_method_seed_and_tuning(program: ModuleType, m
     assert {name for name in seen_labels if numbers["algorithm"].eq(name).any()} == seen_labels
 
 
-def test_accuracy_table_shows_ranks_and_differences(
-    program: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = [
+def make_numbers(accuracies: dict[tuple[str, str], float]) -> pd.DataFrame:
+    """Return the numbers of methods by name and tuning. The second seed is one point better."""
+    return pd.DataFrame(
         {"algorithm": name, "method": name.upper(), "tuning": tuning, "seed": seed, "accuracy": accuracy + seed}
-        for name, tuning, accuracy in [
-            ("a", "default", 50),
-            ("a", "tuned", 60),
-            ("b", "default", 40),
-            ("b", "tuned", 70),
-        ]
+        for (name, tuning), accuracy in accuracies.items()
         for seed in (0, 1)
-    ]
-    lines = program.render_accuracies(pd.DataFrame(rows)).splitlines()
+    )
+
+
+def test_accuracy_table_shows_ranks_and_differences(program: ModuleType) -> None:
+    accuracies = {("a", "default"): 50, ("a", "tuned"): 60, ("b", "default"): 40, ("b", "tuned"): 70}
+    lines = program.render_accuracies(make_numbers(accuracies)).splitlines()
     assert lines[2] == "| B | 40.50 ± 0.71 | 2 | 70.50 ± 0.71 | 1 | +30.00 |"
     assert lines[3] == "| A | 50.50 ± 0.71 | 1 | 60.50 ± 0.71 | 2 | +10.00 |"
+
+
+def test_accuracy_table_shows_best_rank_of_equal_methods(program: ModuleType) -> None:
+    accuracies = {(name, tuning): 50 - 10 * (name == "d") for name in "abcd" for tuning in ("default", "tuned")}
+    rows = [line.split(" | ") for line in program.render_accuracies(make_numbers(accuracies)).splitlines()[2:]]
+    assert [row[2] for row in rows] == [row[4] for row in rows] == ["1", "1", "1", "4"]

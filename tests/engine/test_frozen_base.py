@@ -128,7 +128,7 @@ def test_frozen_features_depend_on_transforms_and_reject_augmentation() -> None:
     (second_run,) = studies.open_runs(prepare_study(transforms={"std": [0.25]}))
     assert frozen.get_features_path(first_run.settings) != frozen.get_features_path(second_run.settings)
     assert not torch.equal(first_run.clients.x, second_run.clients.x)
-    with pytest.raises(SettingsError, match=r"^transforms\.flip: .*frozen base"):
+    with pytest.raises(SettingsError, match=r"^transforms\.flip: .*model\.frozen: true"):
         prepare_study(transforms={"flip": True})
 
 
@@ -145,5 +145,5 @@ def test_frozen_features_allow_label_drift_and_reject_rotation_drift() -> None:
         assert torch.equal(new.x[new_rows], features[old_rows])
         assert torch.equal(new.y[new_rows], torch.tensor([1, 0, 2])[old.y[old_rows]])
         assert np.array_equal(getattr(old, part)[0], getattr(new, part)[0])
-    with pytest.raises(SettingsError, match=r"^federation\.drift\.kind: rotation .*frozen base"):
+    with pytest.raises(SettingsError, match=r"^federation\.drift\.kind: rotation .*model\.frozen: true"):
         prepare_study(federation={"drift": {"round": 2, "kind": "rotation"}})

@@ -273,8 +273,8 @@ def test_claim_contrasts_method_with_best_rival(find_cell):
 
 def test_summary_counts_repeated_cells_once(compared):
     paper, result = layouts.load_papers()["FedDW"], compared["full"]
-    single = [pages.summarize_tables(paper, [name], result)["counts"] for name in ("Table I", "Table II")]
-    both = pages.summarize_tables(paper, ["Table I", "Table II"], result)["counts"]
+    single = [pages.summarize_tables(paper, [name], result).counts for name in ("Table I", "Table II")]
+    both = pages.summarize_tables(paper, ["Table I", "Table II"], result).counts
     assert [(counts["all"], counts["measured"]) for counts in (*single, both)] == [(96, 96), (96, 96), (168, 168)]
     assert sum(count for word, count in both.items() if word not in {"all", "measured"}) == 168
 

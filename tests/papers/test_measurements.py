@@ -364,7 +364,9 @@ def test_papers_pages_reject_plans_changed_since_fingerprint(finished_studies: d
 def imitate_study(cells_: list[types.SimpleNamespace], done: list[types.SimpleNamespace], **answers: Any) -> Any:
     """Make a fake study without files for `measurements` and `figures`."""
     methods = [cell.algorithm for cell in cells_]
-    plan = types.SimpleNamespace(cells=cells_, algorithms=methods, grid={"data": []}, preset="full", report=None)
+    plan = types.SimpleNamespace(
+        cells=cells_, algorithms=methods, seeds=[0], grid={"data": []}, preset="full", report=None
+    )
     defaults = {
         "explain_missing_number": lambda method, column: "failed: boom",
         "get_column_name": lambda cell: cell.grid["data"],
@@ -409,6 +411,8 @@ def test_rounds_to_target_use_mean_over_seeds() -> None:
     result = pd.read_csv(io.StringIO(figure.csv))
     assert dict(zip(result["line"], result["value"], strict=True)) == {"FedAvg": 3, "FedDUAL": 2}
     assert {*result["panel"]} == {"FMNIST, FedAvg's last: 60.0 %"}
+    assert "Mean accuracy of 2 seeds." in figure.svg
+    assert "One seed." not in figure.svg
 
 
 def test_figure_shows_missing_cells() -> None:
@@ -416,6 +420,19 @@ def test_figure_shows_missing_cells() -> None:
     study = imitate_study(cells, cells[:1], load_curve=make_curve_loader({cells[0].key: [50.0]}))
     figure = plot_figure("FedDUAL", "Figure 3", {"table1": study})
     assert figure.missing == "FedDUAL, FMNIST, MOON, FMNIST (failed: boom)"
+
+
+def test_matrices_figure_shows_first_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = [make_cell("fedavg", seed, distribution="IID") for seed in (0, 1)]
+    for cell in cells:
+        cell.merged_files = cell.seed
+    monkeypatch.setattr(
+        figures,
+        "read_last_measured_matrices",
+        lambda seed: pd.DataFrame({"matrix": ["SL", "CR"], "class": [0, 0], "0": [float(seed)] * 2}),
+    )
+    figure = plot_figure("FedDW", "Figure 8", {"figure8": imitate_study(cells, cells)})
+    assert pd.read_csv(io.StringIO(figure.csv))["value"].tolist() == [0, 0]
 
 
 def test_norms_figure_labels_run_without_wdr() -> None:

@@ -268,7 +268,7 @@ def test_summary_counts_repeated_column_once(make):
     compared = comparison.compare_with_published_cells(cells, "reduced")
     assert {name[1:3] for name in compared.orders} == columns
     paper = layouts.load_papers()["FedDW"]
-    assert pages.summarize_tables(paper, list(paper.tables), compared)["winners"].endswith("of 1")
+    assert pages.summarize_tables(paper, list(paper.tables), compared).winners.endswith("of 1")
 
 
 def test_write_pages_rejects_unknown_figures(measured_table, tmp_path):

@@ -223,5 +223,7 @@ def test_figure_shows_which_lines_have_equal_values():
 
 
 def test_figure_marks_missing_bars_and_counterexamples():
-    assert list_texts(FORMS["bars"]()).count("not reached") == 1
+    rows = [("one", "a", 3.0), ("one", "b", np.nan), ("two", "a", 3.0)]  # b has no run in panel two
+    texts = list_texts(panels.plot_bar_panels(make_frame("panel category mean", rows), "rounds"))
+    assert texts.count("not reached") == 1
     assert FORMS["points"]().lower().count(panels.WARNING_COLOR.lower()) >= 2

@@ -6,6 +6,7 @@ import dataclasses
 import re
 import shutil
 import subprocess
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -372,6 +373,15 @@ def test_cell_uses_stored_run_of_current_code(clone: Path) -> None:
     assert cell.keys == (run.key,)
     (origin,) = cell.origins.values()
     assert re.search(r"differs by up to [\d.]+ points from the stored run of commit 0123456789, 2099-01-01$", origin)
+
+
+def test_runs_without_common_round_have_no_difference() -> None:
+    accuracies = {"protocol": ["personal-on-local"] * 2, "accuracy": [0.5, 0.6]}
+    runs: list[Any] = [
+        types.SimpleNamespace(accuracies_by_round=pd.DataFrame(accuracies | {"round": rounds}))
+        for rounds in ([1, 2], [3, 4])
+    ]
+    assert stored_runs.compute_largest_difference(*runs) == 0
 
 
 def test_cell_uses_local_run_and_shows_difference_to_stored_run(files: tuple[Path, Path]) -> None:

@@ -49,7 +49,11 @@ def test_forecast_scales_measured_runs_of_same_kind(measured_run: dict[str, floa
     assert longer.seconds == pytest.approx(2 * 10 * (4 * 3.0 + 2.0), rel=0.02)
     assert longer.stored_bytes == 2 * 2 * measured_run["server"]
     assert longer.traffic_bytes == 2 * 10 * 5 * measured_run["sent"]
-    assert compute_forecast(2, rounds=10, study={"seeds": [1, 2]}).seconds == pytest.approx(10 * 5.0, rel=0.02)
+    assert "on this machine with one run at a time, store" in str(longer)
+    parallel = compute_forecast(2, rounds=10, study={"seeds": [1, 2]})
+    assert parallel.seconds == pytest.approx(10 * 5.0, rel=0.02)
+    assert "on this machine with 2 runs at the same time, store" in str(parallel)
+    assert "one run at a time" in str(compute_forecast(2, rounds=10)), "there is only one run"
     assert compute_forecast(rounds=4).seconds == pytest.approx(2 * 5.0, rel=0.02), "two rounds are complete"
     assert compute_forecast(rounds=2).runs == 0
 

@@ -140,6 +140,16 @@ def test_dvc_metrics_omit_infinite_mean(make):
     assert tables.build_dvc_metrics(StudyData(tree.plan)) == {"fedavg": 1.5}
 
 
+def test_difference_shows_number_of_seeds_without_infinite_values(make):
+    """Both methods diverge with the first seed, so this seed has no difference."""
+    tree = make(["fedavg", "fedprox"], [0, 1, 2])
+    for run, loss in enumerate((math.nan, 2.0, 3.0, math.nan, 1.0, 2.5)):
+        write_metrics(tree, run, [[(0, 4, 0.5, loss, CLIENTS[0][4])]])
+    report = Report(statistics=("difference",), baseline="fedavg")
+    tree.change(protocols=(PROTOCOL,), metrics=("nll",), report=report)
+    assert "| -0.75 ± 3.18 (2 of 3 seeds) |" in tables.render_markdown_table(StudyData(tree.plan))
+
+
 def test_huge_nll_is_in_scientific_notation(make):
     tree = make(["fedavg"], [0, 1])
     for seed, loss in enumerate((67011889239508705263747072.0, 2e25)):

@@ -91,6 +91,17 @@ def test_holm_corrects_scipy_signed_rank_p_values():
 
 
 @pytest.mark.parametrize("rank_test", ["nemenyi", "holm"])
+def test_compare_ranks_uses_equal_infinite_scores_as_equal_finite_scores(rank_test):
+    """Two methods that diverge have an infinite NLL."""
+    scores = np.random.default_rng(0).random((3, 12)) + np.array([[0], [0.5], [1]])
+    results = []
+    for worst in (9, np.inf):
+        scores[:2, :3] = worst
+        results.append(ranks.compare_ranks(("a", "b", "c"), scores, -1, rank_test).pair_p_values)
+    assert results[1] == pytest.approx(results[0])
+
+
+@pytest.mark.parametrize("rank_test", ["nemenyi", "holm"])
 def test_compare_ranks_with_negative_sign_prefers_lower_scores(rank_test):
     comparison = ranks.compare_ranks(NAMES, DEMSAR, 1, rank_test)
     mirrored = ranks.compare_ranks(NAMES, -DEMSAR, -1, rank_test)
@@ -238,12 +249,22 @@ def test_long_titles_of_ranks_figure_are_inside_figure_and_do_not_overlap(page):
     assert min(box.y0 for box in boxes) >= figure._supxlabel.get_window_extent().y1  # type: ignore[attr-defined]
 
 
-def test_ranks_figure_rejects_too_few_methods(study):
-    for index, run in enumerate(study.runs):
-        if run.algorithm in ("fedavg", "fedprox"):
+@pytest.mark.parametrize(
+    ("is_missing", "size"),
+    [
+        (lambda method, column: method in (1, 2), "2 x 14"),
+        (lambda method, column: column > 0, "4 x 1"),
+        (lambda method, column: True, "0 x 0"),
+    ],
+    ids=["methods", "columns", "all"],
+)
+def test_ranks_figure_rejects_too_few_methods_or_columns(study, is_missing, size):
+    for index in range(len(study.runs)):
+        column, method = divmod(index, 4)
+        if is_missing(method, column):
             study.write(index, [{"global-on-global": [(1, 2)]}])
     assert "Friedman" not in tables.render_markdown_table(StudyData(study.plan))
-    with pytest.raises(ArtifactError, match=r"^report\.rank_test: nemenyi .* only 2 "):
+    with pytest.raises(ArtifactError, match=rf"^report\.rank_test: nemenyi .* 3 methods and 2 columns, .* {size}\."):
         write_ranks_figure(StudyData(study.plan))
 
 

@@ -203,6 +203,21 @@ def test_status_page_colors_only_best_configurations() -> None:
     assert PAGE.read_text().count('<polyline class="rest"') == len(plan.protocols) * 2 + 2
 
 
+def test_curve_of_shorter_run_ends_at_its_last_round_on_common_axis() -> None:
+    budgets = {
+        f"{rounds} rounds": {"federation.rounds": rounds, "federation.batch_size": 10 * rounds} for rounds in (2, 4)
+    }
+    plan = studies.prepare(studies.settings(study={"grid": {"budget": budgets}}))
+    for run, rounds in zip(studies.open_runs(plan), (2, 4), strict=True):
+        list(run.run_segment(rounds))
+    progress = status_page.StudyProgress(plan)
+    chart = progress.accuracy_charts[0]
+    positions = {label: x for x, label in chart.round_labels}
+    ends = {line.name: float(line.points.split()[-1].partition(",")[0]) for line in chart.lines}
+    assert ends == {f"FedAvg budget={rounds} rounds seed 0": positions[rounds] for rounds in ("2", "4")}
+    assert {row.curve.split()[-1].partition(",")[0] for row in progress.run_rows} == {"96"}, "sparklines have own axes"
+
+
 def test_status_page_ranks_methods_by_reported_protocol() -> None:
     """FedAvg's global model and Local's models are next to each other, as in the table."""
     study = studies.settings(("fedavg", "local"), 1, algorithms={"local": {"protocol": "personal-on-local"}})

@@ -329,14 +329,15 @@ def test_csv_files_escape_formulas(make):
 
 def test_markdown_and_html_tables_escape_names_of_users(make):
     hostile = '<img src=x onerror="alert(1)"></script>'
-    tree = make(["fedavg"], [0], {"data": [hostile, "&lt;b>"]})
-    for run in range(2):
+    tree = make(["fedavg"], [0], {"data": [hostile, "&lt;b>", "CIFAR|x"]})
+    for run in range(3):
         tree.write(run, make_round_counts(run))
     tree.change(titles={"fedavg": hostile}, warnings=(hostile,), params=Path(f"studies/{hostile}.yaml"))
     text, page = tables.render_markdown_table(StudyData(tree.plan)), tables.render_html_page(StudyData(tree.plan))
     assert "<" not in text.replace("<br>", "")
-    assert text.count("&lt;img src=x onerror=") == 4  # two rows of a title, a value, a warning
+    assert text.count("&lt;img src=x onerror=") == 5  # three rows of a title, a value, a warning
     assert "&amp;lt;b&gt;" in text
+    assert r"| CIFAR\|x " in text
     for name in ("img", "/script"):
         assert f"<{name}" not in page
         assert f"&lt;{name}" in page

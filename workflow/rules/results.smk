@@ -87,7 +87,7 @@ for PLAN in STUDY_DAG.plan.plans:
                 caption="../report/partition.rst",
                 category="Partitions",
                 labels=dag.convert_to_wildcards_function(
-                    PLAN, PLAN.describe_partition
+                    PLAN, PLAN.build_partition_labels
                 ),
             ),
             f"{FILES.get_partition_figure_path('{partition}')}.pdf",

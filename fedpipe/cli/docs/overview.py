@@ -27,7 +27,7 @@ PERSONAL_HOOKS = ("predict", "personal_passes", "finetune_passes")
 
 
 def render_methods_overview() -> str:
-    """Render the table and its explanation."""
+    """Render the table of all methods, and its explanation."""
     other_libraries = read_methods_of_other_libraries()
     links = ", ".join(
         f"[{name}](https://github.com/{library['repository']}/tree/{library['commit']}) ({library['commit'][:7]})"

@@ -58,6 +58,7 @@ PLOTS_PAGE = """\
 </html>
 """
 
+REQUIRED = "(required)"  #: instead of the default of a key or parameter without one
 SECTION_HEADING = re.compile(r"^(\w[\w ]*)\n-+\n", re.M)  #: heading of a numpydoc section
 NEW_CLIENT_SENTENCE = re.compile(r"A client that never participated .*?\.(?= |$)")
 PICTURES = {  #: pictures of pages of components. `docs/images/draw_partitions.py` draws this one
@@ -131,31 +132,32 @@ def render_settings_page() -> str:
     kinds = {kind.section: kind for kind in COMPONENT_KINDS}
     paragraphs = [
         "# params.yaml",
-        "Generated from the code by `fedpipe docs settings`. Every key has a default, so a file contains only the keys "
-        "that differ. An unknown key is an error.",
+        "Generated from the code by `fedpipe docs settings`. A file contains only the keys that differ from their "
+        f"defaults. A key with `{REQUIRED}` has no default, so set it if you use its section. An unknown key is an "
+        "error.",
     ]
     for name, entry in schema["properties"].items():
         section, kind = _resolve_schema_reference(entry, schema), kinds.get(name)
         paragraphs += [f"## {name}", convert_inline_markup_to_markdown(section.get("description", ""))]
         if kind:
-            selector_text = "Each entry" if kind is ALGORITHM else f"`{kind.selector}`"
-            paragraphs.append(
-                f"{selector_text} names one of [these]({kind.plural}.md). Write its parameters next to it."
-            )
+            subject = "Each entry" if kind is ALGORITHM else f"`{kind.selector}`"
+            page = f"{kind.plural}.md"
+            default_note = f", by default [{kind.default}]({page}#{kind.default})" if kind.default else ""
+            paragraphs.append(f"{subject} names one of [these]({page}){default_note}. Write its parameters next to it.")
         common = _get_common_keys(section)
         if kind:
             parameter_docs = _get_parameter_docs(
                 registry.add_dw_parameter(kind, registry.find_component(kind, registry.list_components(kind)[0]))
             )
             common = {key: {"description": parameter_docs.get(key, "")} | entry for key, entry in common.items()}
-        paragraphs.append(_render_keys_table(common, schema))
+        paragraphs.append(_render_keys_table(section | {"properties": common}, schema))
         for choices in section.get("patternProperties", {}).values():
             for choice in (_resolve_schema_reference(choice, schema) for choice in choices.get("oneOf", ())):
                 paragraphs += [
                     f"### {choice['properties']['kind']['const']}",
                     convert_inline_markup_to_markdown(choice.get("description", "")),
                 ]
-                paragraphs.append(_render_keys_table(choice["properties"], schema))
+                paragraphs.append(_render_keys_table(choice, schema))
     return "\n\n".join(filter(None, paragraphs)) + "\n"
 
 
@@ -233,21 +235,24 @@ def _render_table(head: str, rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([head, "|" + "---|" * (head.count("|") - 1), *lines]) if lines else ""
 
 
-def _render_keys_table(entries: dict[str, Any], schema: dict[str, Any]) -> str:
-    """Render a table of keys with their defaults. Keys of a nested mapping follow it."""
-    return _render_table("| key | default | |", _iterate_key_rows(entries, schema, ""))
+def _render_keys_table(section: dict[str, Any], schema: dict[str, Any]) -> str:
+    """Render a table of a section's keys with their defaults. Keys of a nested mapping follow it."""
+    return _render_table("| key | default | |", _iterate_key_rows(section, schema, ""))
 
 
-def _iterate_key_rows(entries: dict[str, Any], schema: dict[str, Any], prefix: str) -> Iterator[tuple[str, str, str]]:
-    for name, entry in entries.items():
+def _iterate_key_rows(section: dict[str, Any], schema: dict[str, Any], prefix: str) -> Iterator[tuple[str, str, str]]:
+    for name, entry in section.get("properties", {}).items():
         if "const" in entry:  # key with a component's name
             continue
         resolved_entry = _resolve_schema_reference(entry, schema)
-        nested_entries = resolved_entry.get("properties", {})
-        default = f"`{json.dumps(entry['default'])}`" if "default" in entry and not nested_entries else ""
+        default = ""
+        if name in section.get("required", ()):
+            default = f"`{REQUIRED}`"
+        elif "default" in entry and "properties" not in resolved_entry:
+            default = f"`{json.dumps(entry['default'])}`"
         description = convert_inline_markup_to_markdown(resolved_entry.get("description", ""))
         yield f"`{prefix}{name}`", default, f"{description} {_describe_allowed_values(resolved_entry)}".strip()
-        yield from _iterate_key_rows(nested_entries, schema, f"{prefix}{name}.")
+        yield from _iterate_key_rows(resolved_entry, schema, f"{prefix}{name}.")
 
 
 def _describe_allowed_values(entry: dict[str, Any]) -> str:
@@ -263,7 +268,7 @@ def _describe_allowed_values(entry: dict[str, Any]) -> str:
 
 def format_default(field: dataclasses.Field[Any]) -> str:
     """Format a parameter's default as in params.yaml."""
-    return "(required)" if field.default is dataclasses.MISSING else json.dumps(field.default)
+    return REQUIRED if field.default is dataclasses.MISSING else json.dumps(field.default)
 
 
 def render_parameter_table(component: type[Component], names: set[str]) -> str:

@@ -137,7 +137,7 @@ class File(Scheme):
         Raises
         ------
         SettingsError
-            The file's SHA-256 differs, or it contains no such table.
+            The file's SHA-256 is not the declared one, or the file contains no table with these columns.
         """
         try:
             content = Path(self.path).read_bytes()

@@ -239,7 +239,10 @@ def get_epochs_and_steps(algorithm: Algorithm, training: Train, local_steps: int
 def take_next_epochs(
     algorithm: Algorithm, training: Train, epochs: dict[str, int], local_steps: int | None
 ) -> tuple[range, int | None]:
-    """Get the next epochs of a pass and its fixed steps. ``epochs`` counts the epochs of each stream in the phase."""
+    """Get the next epochs of a pass and its fixed steps.
+
+    ``epochs`` contains the number of earlier epochs of each stream in the phase, and is updated.
+    """
     count, steps = get_epochs_and_steps(algorithm, training, local_steps)
     first = epochs.get(training.stream, 0)
     epochs[training.stream] = first + count

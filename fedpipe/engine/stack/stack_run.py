@@ -147,7 +147,7 @@ class StackRun:
         return state
 
     def make_client_pass(self, training: Train, state: State) -> ClientPass:
-        """Make the pass of a client. The first row's client represents all, because names are equal."""
+        """Make the pass of a client. It is that of the first client, because all clients have the same names."""
         return ClientPass(self._algorithm, training, unstack_client(state, 0), _compute_gradient_and_loss)
 
     def make_stack_step(self, client_pass: ClientPass) -> StackStep:

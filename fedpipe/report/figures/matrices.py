@@ -69,13 +69,18 @@ def build_matrices_figure(
             color_bar.set_label(MATRIX_LABELS[name][0])
             color_bar.outline.set_visible(False)
         for ax, each in zip(axes.flat, [*selected_matrices.values()] * 2, strict=True):
-            for axis in (ax.xaxis, ax.yaxis):
-                axis.set_major_locator(MaxNLocator(min(10, int(size / 2.2)), integer=True))
-                if has_names:
-                    style.label_axis_with_names(axis, each.class_names, int(1.7 * size))
+            _label_classes(ax, each.class_names if has_names else (), size)
         for ax in axes[:, 1:].flat:
             ax.tick_params(labelleft=False)
         return style.add_notes(figure, sentences)
+
+
+def _label_classes(ax: Axes, class_names: Sequence[str], size: float) -> None:
+    """Label rows and columns of a matrix of this size in em with some numbers of classes, or with names."""
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(MaxNLocator(min(10, int(size / 2.2)), integer=True))
+        if class_names:
+            style.label_axis_with_names(axis, class_names, int(1.7 * size))
 
 
 def _plot_matrices(axes: Sequence[Axes], name: str, matrices: dict[str, Floats], title_width: int) -> AxesImage:

@@ -79,9 +79,14 @@ def make_svg_renderer(draw: Callable[_P, Figure]) -> Callable[_P, str]:
     return render_svg
 
 
+def choose_panel_columns(count: int) -> int:
+    """The number of columns for this number of panels, which are in one row if they fit."""
+    return count if count <= 4 else 4 if count <= 8 else 5
+
+
 def make_panel_figure(count: int, height: float, columns: int = 0) -> tuple[Figure, list[Axes]]:
-    """A figure with this number of panels of this height in inches, in one row if they fit."""
-    columns = columns or (count if count <= 4 else 4 if count <= 8 else 5)
+    """A figure with this number of panels of this height in inches."""
+    columns = columns or choose_panel_columns(count)
     rows = -(-count // columns)
     figure = Figure(figsize=(PAGE.width, min(rows * height + 0.3, MAX_HEIGHT)))
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
@@ -121,22 +126,12 @@ def plot_line_panels(
     frame = _fill_missing_columns(frame, panel="", measure=y_label, line="")
     frame = frame.assign(line=frame["line"].map(typeset_exponents))
     groups = _split_frame_by_panel(frame)
-    styles = _choose_line_styles(frame, emphasis)
-    figure, axes = make_panel_figure(len(groups), 0.78 if len(groups) > 10 else 2.2)
-    columns = _count_panel_columns(axes)
+    styles, columns = _choose_line_styles(frame, emphasis), choose_panel_columns(len(groups))
+    figure, axes = make_panel_figure(len(groups), 0.78 if len(groups) > 10 else 2.2, columns)
     for index, (ax, ((measure, panel), rows)) in enumerate(zip(axes, groups, strict=True)):
         ticks = sorted(rows["x"].astype(float).unique())
         zero = _compute_zero_position(ticks) if is_log else 0.0
-        for line, line_rows in rows.groupby("line", sort=False):
-            x = line_rows["x"].astype(float).replace(0.0, zero)
-            gap = 1 if has_tick_per_value else max(1, len(x) // 5)
-            ax.plot(x, line_rows["mean"], label=line, markevery=gap, **styles[str(line)])
-            color = styles[str(line)]["color"]
-            if "std" in line_rows:
-                std = line_rows["std"].fillna(0)
-                ax.fill_between(x, line_rows["mean"] - std, line_rows["mean"] + std, color=color, alpha=0.12, lw=0)
-            if "target" in line_rows and color != GRAY:
-                ax.plot(x.iloc[-1:], line_rows["target"].iloc[-1:], marker="<", color=color, clip_on=False, zorder=5)
+        _plot_lines_and_bands(ax, rows, styles, zero, has_tick_per_value)
         if is_log:
             ax.set_xscale("log")
             ax.xaxis.set_minor_locator(NullLocator())
@@ -151,17 +146,16 @@ def plot_line_panels(
         ax.tick_params(labelbottom=is_bottom or bool(not x_label))
     datasets = [(measure, next(iter(DATASETS.findall(panel)), "")) for (measure, panel), _ in groups]
     _share_vertical_axes(axes, datasets, columns)
-    _add_legend(figure, styles)
-    gray_lines = [line for line, line_style in styles.items() if line_style["color"] == GRAY]
-    gray = f"Gray: {', '.join(gray_lines)}." if 2 < len(gray_lines) <= MAX_GRAY_NAMES else ""
-    return style.add_notes(figure, [note, gray, _describe_equal_lines(frame)])
+    gray_entry, gray_note = _describe_gray_lines(styles)
+    _add_legend(figure, styles, gray_entry)
+    return style.add_notes(figure, [note, gray_note, _describe_equal_lines(frame)])
 
 
 @make_svg_renderer
 def plot_bar_panels(frame: pd.DataFrame, x_label: str, note: str = "") -> Figure:
     """Horizontal bars by ``category``, ``panel`` and, in several colors, ``line``, with ``mean`` and ``std``.
 
-    Without a mean, a text replaces the bar.
+    A text replaces the bar of a row whose mean is missing. A combination without a row has neither.
     """
     frame = _fill_missing_columns(frame, panel="", line="", category="")
     panels, lines, categories = (list(frame[name].unique()) for name in ("panel", "line", "category"))
@@ -174,11 +168,8 @@ def plot_bar_panels(frame: pd.DataFrame, x_label: str, note: str = "") -> Figure
             std = rows["std"].fillna(0) if "std" in rows else None
             color = style.COLORS[index]
             ax.barh(y, rows["mean"], height, xerr=std, color=color, label=line, error_kw={"elinewidth": 0.8})
-            for position, value in zip(y, rows["mean"], strict=True):
-                if not np.isfinite(value):
-                    ax.annotate(
-                        "not reached", (0, position), (3, 0), textcoords="offset points", va="center", size=size
-                    )
+            for position in y[(rows["panel"].notna() & rows["mean"].isna()).to_numpy()]:
+                ax.annotate("not reached", (0, position), (3, 0), textcoords="offset points", va="center", size=size)
         ax.set_title(textwrap.fill(panel, 70 // len(panels)))
         ax.set(xlabel=x_label, yticks=range(len(categories)), yticklabels=categories, xlim=(0, None))
         ax.set_ylim(len(categories) - 0.5, -0.5)
@@ -200,9 +191,8 @@ def plot_heatmap_panels(
     frame = _fill_missing_columns(frame, panel="", measure=z_label, row_label=y_label)
     measures = list(frame["measure"].unique())
     groups = sorted(_split_frame_by_panel(frame), key=lambda group: measures.index(group[0][0]))
-    columns = -(-len(groups) // len(measures)) if len(measures) > 1 else 0
+    columns = -(-len(groups) // len(measures)) if len(measures) > 1 else choose_panel_columns(len(groups))
     figure, axes = make_panel_figure(len(groups), 1.75, columns)
-    columns = _count_panel_columns(axes)
     for measure in measures:
         measure_axes = [(ax, rows) for ax, ((name, _), rows) in zip(axes, groups, strict=True) if name == measure]
         values = frame[frame["measure"] == measure]["value"]
@@ -310,6 +300,22 @@ def _choose_line_styles(frame: pd.DataFrame, emphasis: Sequence[str]) -> dict[st
     return {line: styles.get(line, {"color": GRAY, "linewidth": 0.8, "zorder": 1.5}) for line in lines}
 
 
+def _plot_lines_and_bands(
+    ax: Axes, rows: pd.DataFrame, styles: dict[str, dict[str, Any]], zero: float, has_marker_per_value: bool
+) -> None:
+    """The lines of a panel, with their bands and targets. ``zero`` is the position of 0 on the horizontal axis."""
+    for line, line_rows in rows.groupby("line", sort=False):
+        x = line_rows["x"].astype(float).replace(0.0, zero)
+        gap = 1 if has_marker_per_value else max(1, len(x) // 5)
+        ax.plot(x, line_rows["mean"], label=line, markevery=gap, **styles[str(line)])
+        color = styles[str(line)]["color"]
+        if "std" in line_rows:
+            std = line_rows["std"].fillna(0)
+            ax.fill_between(x, line_rows["mean"] - std, line_rows["mean"] + std, color=color, alpha=0.12, lw=0)
+        if "target" in line_rows and color != GRAY:
+            ax.plot(x.iloc[-1:], line_rows["target"].iloc[-1:], marker="<", color=color, clip_on=False, zorder=5)
+
+
 def _compute_zero_position(ticks: Sequence[float]) -> float:
     """The position of 0 on a logarithmic axis: one step below the lowest positive value."""
     values = [tick for tick in ticks if tick > 0]
@@ -340,14 +346,21 @@ def _share_vertical_axes(axes: Sequence[Axes], keys: Sequence[tuple[str, str]], 
         ax.tick_params(labelleft=index % columns == 0 or keys[index] != keys[index - 1])
 
 
-def _add_legend(figure: Figure, styles: dict[str, dict[str, Any]]) -> None:
+def _describe_gray_lines(styles: dict[str, dict[str, Any]]) -> tuple[str, str]:
+    """The legend's entry for the gray lines, and a note with their names if the entry contains only their number."""
+    names = [line for line, line_style in styles.items() if line_style["color"] == GRAY]
+    if len(names) < 3:
+        return ", ".join(names), ""
+    return f"{len(names)} others", f"Gray: {', '.join(names)}." if len(names) <= MAX_GRAY_NAMES else ""
+
+
+def _add_legend(figure: Figure, styles: dict[str, dict[str, Any]], gray_entry: str) -> None:
     """One legend for all panels. Gray lines share an entry."""
     handles = style.get_legend_handles(figure)
-    gray = [line for line, line_style in styles.items() if line_style["color"] == GRAY]
-    colored = sorted((line for line in styles if line not in gray), key=lambda line: -styles[line]["zorder"])
-    entries = {line: handles[line] for line in colored if line in handles}
-    if gray:
-        entries[", ".join(gray) if len(gray) < 3 else f"{len(gray)} others"] = Line2D([], [], color=GRAY)
+    colored = [line for line in styles if line in handles and styles[line]["color"] != GRAY]
+    entries = {line: handles[line] for line in sorted(colored, key=lambda line: -styles[line]["zorder"])}
+    if gray_entry:
+        entries[gray_entry] = Line2D([], [], color=GRAY)
     if len(entries) > 1:
         style.add_legend(figure, PAGE, [*entries.items()])
 
@@ -360,11 +373,6 @@ def _describe_equal_lines(frame: pd.DataFrame) -> str:
         return "All lines have equal values."
     pairs = [(", ".join(lines[:-1]), lines[-1]) for lines in groups if len(lines) > 1]
     return " ".join(f"{first} and {last} have equal values." for first, last in pairs)
-
-
-def _count_panel_columns(axes: Sequence[Axes]) -> int:
-    grid = axes[0].get_gridspec()
-    return grid.ncols if grid else 1
 
 
 def _fill_missing_columns(frame: pd.DataFrame, **defaults: str) -> pd.DataFrame:

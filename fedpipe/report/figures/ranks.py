@@ -10,6 +10,7 @@ import textwrap
 from matplotlib.figure import Figure
 
 from fedpipe.core.errors import ArtifactError
+from fedpipe.planning.rank_test import MIN_COLUMNS, MIN_METHODS
 from fedpipe.report.data import StudyData
 from fedpipe.report.figures import style
 from fedpipe.report.ranks import RankComparison, build_ranked_table, describe_rank_comparison
@@ -30,9 +31,11 @@ def write_ranks_figure(data: StudyData) -> None:
     table = build_ranked_table(data)
     comparison = table.compare_methods(data.plan)
     if comparison is None:
+        columns = len(next(iter(table.scores.values()), []))
         raise ArtifactError(
-            f"report.rank_test: {data.plan.report.rank_test} needs 3 methods with a number in each of 2 columns, but "
-            f"only {len(table.scores)} have one. Use another protocol, or remove report.rank_test."
+            f"report.rank_test: {data.plan.report.rank_test} needs at least {MIN_METHODS} methods and {MIN_COLUMNS} "
+            f"columns, but the table without missing numbers has size {len(table.scores)} x {columns}. Use another "
+            "protocol, or remove report.rank_test."
         )
     titles = [table.titles[name] for name in comparison.names]
     sentences = [
