@@ -81,18 +81,6 @@ def test_parser_rejects_undeclared_partition_file() -> None:
     assert "Run `fedpipe download`" in str(error.value)
 
 
-def test_parser_rejects_pooled_split_of_overlapping_clients() -> None:
-    params = studies.settings(dataset={"split": "pooled"}) | {"partition": {"scheme": "dirichlet-overlap"}}
-    with pytest.raises(SettingsError, match=r"^dataset\.split: 'pooled' .* clients share samples"):
-        parser.parse_params(params)
-
-
-def test_parser_rejects_validation_set_of_overlapping_clients() -> None:
-    params = studies.settings(dataset={"validation_fraction": 0.2}) | {"partition": {"scheme": "dirichlet-overlap"}}
-    with pytest.raises(SettingsError, match=r"^dataset\.validation_fraction: 0\.2 .* clients share samples"):
-        parser.parse_params(params)
-
-
 # -- the preview -------------------------------------------------------------------------------------------------------
 
 

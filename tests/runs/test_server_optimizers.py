@@ -128,26 +128,3 @@ def test_averaging_methods_are_planned_with_server_optimizer(run_fedpipe: RunFed
     status, output, _ = run_fedpipe("plan", "--dry-run")
     assert status == 0
     assert [line.split()[0] for line in output.splitlines()] == AVERAGING
-
-
-@pytest.mark.parametrize(
-    ("server", "sentence"),
-    [
-        ({"optimizer": "adm"}, "federation.server.optimizer: 'adm' can't be used. Use 'sgd', 'momentum',"),
-        ({"optimiser": "adam"}, "federation.server.optimiser: unknown key. Did you mean 'optimizer'?"),
-        ({"optimizer": "adam", "beta3": 0.1}, "federation.server.beta3: unknown key. Did you mean 'beta2' or 'beta1'?"),
-        ({"optimizer": "momentum", "tau": 0.1}, "federation.server.tau: 0.1 "),
-        ({"beta1": 0.9}, "federation.server.beta1: 0.9 "),
-        ({"optimizer": "adam", "tau": 0}, "federation.server.tau: 0 "),
-        ({"optimizer": "adam", "beta2": 1.0}, "federation.server.beta2: 1.0 "),
-        ({"learning_rate": -1}, "federation.server.learning_rate: -1 "),
-        ({"learning_rate": True}, "federation.server.learning_rate: true "),
-        ("adam", "federation.server: 'adam' "),
-    ],
-)
-def test_invalid_server_settings_are_rejected(run_fedpipe: RunFedpipe, server: Any, sentence: str) -> None:
-    studies.write(make_study(server=server), Path())
-    status, _, message = run_fedpipe("plan")
-    assert status == 2
-    assert message.startswith(f"fedpipe: {sentence}")
-    assert message.count("\n") == 1
