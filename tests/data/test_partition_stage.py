@@ -49,19 +49,6 @@ def test_heterogeneity_file_matches_assignment() -> None:
 # -- keys --------------------------------------------------------------------------------------------------------------
 
 
-def test_stratification_changes_key_only_if_samples_are_split() -> None:
-    def keys(**dataset: Any) -> set[str]:
-        return {make_run_settings(dataset={**dataset, "stratified": stratified}).key for stratified in (False, True)}
-
-    assert len(keys()) == 1
-    assert len(keys(split="pooled")) == len(keys(validation_fraction=0.1)) == 2
-
-
-def test_validation_fraction_changes_key() -> None:
-    assert make_run_settings(dataset={"validation_fraction": 0.1}).key != make_run_settings().key
-    assert make_run_settings(dataset={"validation_fraction": 0}).key == make_run_settings().key
-
-
 def test_partition_file_content_changes_key() -> None:
     keys = set()
     for shift in (0, 1):

@@ -63,28 +63,6 @@ def test_run_key_contains_no_drift_if_drift_is_off() -> None:
     assert "drift" not in plan.run_settings[plan.runs[0].key].federation
 
 
-def test_run_key_depends_on_drift_values_but_not_on_spelling() -> None:
-    same = [
-        get_key({"round": 2, "clients": [1, 4], "label_map": {1: 2, 2: 1}}),
-        get_key({"round": 2, "clients": [4, 1], "kind": "labels", "label_map": {2: 1, 1: 2}, "angle": None}),
-        get_key({"round": 2, "clients": [1, 4], "label_map": {0: 0, 2: 1, 1: 2}}),
-        get_key({"round": 2, "clients": [1, 4], "label_map": {1: 2, 2: 1}}, rounds=8),
-    ]
-    assert len(set(same)) == 1
-    assert get_key({"round": 2, "kind": "rotation"}) == get_key({"round": 2, "kind": "rotation", "angle": 180})
-    drifts = [
-        None,
-        {"round": 2},
-        {"round": 3},
-        {"round": 2, "clients": 0.2},
-        {"round": 2, "clients": [1, 4]},
-        {"round": 2, "label_map": {1: 2, 2: 1}},
-        {"round": 2, "kind": "rotation"},
-        {"round": 2, "kind": "rotation", "angle": 90},
-    ]
-    assert len({*same, *map(get_key, drifts)}) == 9
-
-
 def test_grid_and_preset_can_vary_drift() -> None:
     grid = {"federation.drift.round": [2, 3], "federation.drift.label_map": [{1: 2, 2: 1}, {1: 3, 3: 1}]}
     assert len(make_plan({"round": 2}, study={"grid": grid}).runs) == 4

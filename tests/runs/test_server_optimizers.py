@@ -61,21 +61,6 @@ def test_table_contains_grid_of_server_optimizers(run_fedpipe: RunFedpipe) -> No
     assert len(set(losses.values())) == 6
 
 
-def test_sgd_server_with_rate_1_has_default_key() -> None:
-    plain = plan_keys(make_study())
-    for server in ({}, {"optimizer": "sgd"}, {"optimizer": "sgd", "learning_rate": 1}, {"learning_rate": 1.0}):
-        assert plan_keys(make_study(server=server)) == plain
-    for server in (ADAM, {"optimizer": "momentum"}, {"learning_rate": 0.5}):
-        assert plan_keys(make_study(server=server)) != plain
-
-
-def test_explicit_server_defaults_keep_key() -> None:
-    expected = plan_keys(make_study(server={"optimizer": "yogi"}))
-    for extra in ({"learning_rate": 1}, {"beta1": 0.9, "beta2": 0.99, "tau": 1e-3}, {"momentum": None}):
-        assert plan_keys(make_study(server={"optimizer": "yogi", **extra})) == expected
-    assert plan_keys(make_study(server={"optimizer": "yogi", "beta1": 0.8})) != expected
-
-
 def test_resumed_run_continues_server_optimizer_state() -> None:
     """A run that is interrupted after two rounds or split into blocks has the state of one segment."""
     plan = studies.prepare(make_study("fedavg", "fedrep", server=ADAM))

@@ -29,29 +29,6 @@ def plan_key(**federation: Any) -> str:
     return run.key
 
 
-def test_key_depends_on_training_settings_but_not_on_explicit_defaults() -> None:
-    default_key = plan_key()
-    defaults = {"schedule": {"name": "constant"}, "local_steps": None, "clip_norm": None, "local_epochs": 1}
-    assert plan_key(**defaults) == default_key
-    assert plan_key(schedule={"name": "constant", "warmup": 0}) == default_key
-    other_keys = [
-        plan_key(schedule={"warmup": 2}),
-        plan_key(schedule={"name": "step", "step_size": 3}),
-        plan_key(schedule={"name": "step", "step_size": 3, "gamma": 0.5}),
-        plan_key(schedule={"name": "exponential", "gamma": 0.5}),
-        plan_key(schedule={"name": "cosine", "period": 9}),
-        plan_key(local_steps=5),
-        plan_key(clip_norm=1.0),
-    ]
-    assert len({default_key, *other_keys}) == len(other_keys) + 1
-    assert plan_key(schedule={"name": "step", "step_size": 3, "gamma": 0.1}) == other_keys[1], (
-        "an explicit default has the same key"
-    )
-    assert plan_key(rounds=40, schedule={"name": "cosine", "period": 9}) == other_keys[4], (
-        "more rounds have the same key"
-    )
-
-
 def test_key_ignores_late_field_at_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """A later version with more fields has the same keys for runs at the defaults, and reads their run.yaml."""
 
