@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,10 +25,6 @@ from fedpipe.settings import loader, parser
 from tests import small_studies as studies
 
 pytestmark = pytest.mark.usefixtures("in_empty_folder")
-
-
-def make_run_settings(**sections: Any) -> RunSettings:
-    return RunSettings.from_params(parser.parse_params(studies.settings(**sections)), "fedavg", 0)
 
 
 def test_heterogeneity_file_matches_assignment() -> None:

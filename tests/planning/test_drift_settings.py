@@ -24,10 +24,6 @@ def make_plan(drift: Any = None, protocols: tuple[str, ...] = ("personal-on-loca
     return planner.make_plan(settings=studies.settings(evaluation={"protocols": list(protocols)}, **sections))
 
 
-def get_key(drift: Any = None, **federation: Any) -> str:
-    return make_plan(drift, federation=federation).runs[0].key
-
-
 def assert_rejected(*parts: str, **arguments: Any) -> None:
     with pytest.raises(SettingsError) as error:
         make_plan(**arguments)

@@ -227,9 +227,6 @@ def test_run_key_ignores_hyperparameters_of_other_algorithms() -> None:
     assert compute_key(loader.override_settings(settings, {"algorithms.fedprox.mu": 9})) == compute_key(settings)
 
 
-PROTOCOLS = ["global-on-global", "personal-on-local"]
-
-
 @pytest.mark.parametrize("section", ["algorithm", "model", "partition", "dataset"])
 def test_run_key_depends_on_code_of_each_component(section: str) -> None:
     settings = RunSettings.from_params(parser.parse_params(make_study()), "fedavg", 0)

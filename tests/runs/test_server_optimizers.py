@@ -13,7 +13,6 @@ import torch
 
 from fedpipe.core.components import component, registry
 from fedpipe.engine.server.server import M, V
-from fedpipe.planning import planner
 from tests import small_studies as studies
 from tests.small_studies import RunFedpipe
 
@@ -30,11 +29,6 @@ NON_AVERAGING = sorted(set(registry.list_components(component.ALGORITHM)) - set(
 def make_study(*labels: str, server: Any = None, **sections: Any) -> dict[str, Any]:
     extra = {} if server is None else {"federation": {"server": server}}
     return studies.settings(labels or ("fedavg",), **extra, **sections)
-
-
-def plan_keys(params: dict[str, Any]) -> list[str]:
-    studies.write(params, Path())
-    return [run.key for run in planner.make_plan().runs]
 
 
 def test_table_contains_grid_of_server_optimizers(run_fedpipe: RunFedpipe) -> None:
