@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -42,30 +41,30 @@ def run_method(folder: Path) -> list[str]:
     return output
 
 
-@pytest.mark.parametrize("form", FORMS, ids=[form["name"].replace(" ", "-") for form in FORMS])
-def test_edit_that_changes_result_changes_code_digest(form: dict[str, Any], tmp_path: Path) -> None:
-    for name, text in form["files"].items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
+def write_files(folder: Path, texts: dict[str, str]) -> None:
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=[name.replace(" ", "-") for name in FORMS])
+def test_edit_that_changes_result_changes_code_digest(form: dict[str, str], tmp_path: Path) -> None:
+    texts = {name: text for name, text in form.items() if not name.startswith("edited ")}
+    edits = {name.removeprefix("edited "): text for name, text in form.items() if name.startswith("edited ")}
+    edits = edits or {name: text.replace("7", "8") for name, text in texts.items() if "7" in text}
+    assert len(edits) == 1
+    write_files(tmp_path, texts)
     value, digest = run_method(tmp_path)
-    edit, path = form["edit"], tmp_path / form["edit"]["file"]
-    path.parent.mkdir(exist_ok=True)
-    if "old" in edit:
-        assert edit["old"] in path.read_text()
-    path.write_text(path.read_text().replace(edit["old"], edit["new"]) if "old" in edit else edit["new"])
+    write_files(tmp_path, edits)
     new_value, new_digest = run_method(tmp_path)
     assert new_value != value, "the edit has no effect"
     assert new_digest != digest
 
 
 def test_code_digest_accepts_optional_import_of_missing_module(tmp_path: Path) -> None:
-    (tmp_path / "pack").mkdir()
-    (tmp_path / "pack/__init__.py").write_text(
-        "try:\n    from . import _version\nexcept ImportError:\n    pass\nV = 7\n"
-    )
-    (tmp_path / "own.py").write_text(
-        "import pack\nclass M:\n    def f(self): return pack.V, getattr(pack, '_version', 0)\n"
-    )
+    package = "try:\n    from . import _version\nexcept ImportError:\n    pass\nV = 7\n"
+    module = "import pack\nclass M:\n    def f(self): return pack.V, getattr(pack, '_version', 0)\n"
+    write_files(tmp_path, {"pack/__init__.py": package, "own.py": module})
     assert run_method(tmp_path)[0] == "(7, 0)"
 
 

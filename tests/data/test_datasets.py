@@ -659,31 +659,6 @@ def test_stored_dataset_bytes_do_not_depend_on_file_name() -> None:
     assert stored[0].read_bytes() == stored[1].read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("dataset", "problem"),
-    [
-        ({"name": "npz"}, "dataset.path: missing"),
-        ({"name": "npz", "path": "own.npz"}, "dataset.path: own.npz "),
-        (
-            {"name": "npz", "path": "own.npz", "sha256": "0" * 64},
-            f"dataset.sha256: the file with SHA-256 {'0' * 64} is not stored",
-        ),
-        ({"name": "imdb", "lenght": 3}, "dataset.lenght: unknown key. Did you mean 'length'"),
-        ({"name": "mnist", "splitt": 3}, "dataset.splitt: unknown key. Did you mean 'split'"),
-        ({"name": "digits", "path": "own.npz"}, "dataset.path: unknown key"),
-        ({"name": "imdb", "vocabulary": 4}, "dataset.vocabulary: 4 can't be used"),
-        ({"name": "mnist", "sha256": "abc"}, "dataset.sha256: 'abc' can't be used"),
-    ],
-    ids=["no-path", "no-sha256", "not-stored", "lenght", "splitt", "digits", "vocabulary", "sha256"],
-)
-def test_plan_rejects_invalid_dataset_settings_in_one_line(dataset: dict[str, Any], problem: str) -> None:
-    studies.write(studies.settings(dataset=dataset), Path())
-    with pytest.raises(SettingsError) as error:
-        planner.make_plan(Path("params.yaml"))
-    assert str(error.value).startswith(problem)
-    assert "\n" not in str(error.value)
-
-
 def test_npz_changed_after_declaration_is_rejected() -> None:
     sha256 = save_arrays("own.npz", x=PIXELS, y=np.arange(6))
     source = parser.parse_dataset({"name": "npz", "path": "own.npz", "sha256": sha256}).effective_dataset

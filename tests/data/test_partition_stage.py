@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -28,10 +27,6 @@ from tests import small_studies as studies
 pytestmark = pytest.mark.usefixtures("in_empty_folder")
 
 
-def make_run_settings(**sections: Any) -> RunSettings:
-    return RunSettings.from_params(parser.parse_params(studies.settings(**sections)), "fedavg", 0)
-
-
 def test_heterogeneity_file_matches_assignment() -> None:
     (key,) = studies.prepare(studies.settings(dataset={"validation_fraction": 0.1})).partitions
     path = layout.get_assignment_path(key)
@@ -47,19 +42,6 @@ def test_heterogeneity_file_matches_assignment() -> None:
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------
-
-
-def test_stratification_changes_key_only_if_samples_are_split() -> None:
-    def keys(**dataset: Any) -> set[str]:
-        return {make_run_settings(dataset={**dataset, "stratified": stratified}).key for stratified in (False, True)}
-
-    assert len(keys()) == 1
-    assert len(keys(split="pooled")) == len(keys(validation_fraction=0.1)) == 2
-
-
-def test_validation_fraction_changes_key() -> None:
-    assert make_run_settings(dataset={"validation_fraction": 0.1}).key != make_run_settings().key
-    assert make_run_settings(dataset={"validation_fraction": 0}).key == make_run_settings().key
 
 
 def test_partition_file_content_changes_key() -> None:
@@ -79,18 +61,6 @@ def test_parser_rejects_undeclared_partition_file() -> None:
         parser.parse_params(params)
     assert str(error.value).startswith("partition.sha256: missing for own.csv")
     assert "Run `fedpipe download`" in str(error.value)
-
-
-def test_parser_rejects_pooled_split_of_overlapping_clients() -> None:
-    params = studies.settings(dataset={"split": "pooled"}) | {"partition": {"scheme": "dirichlet-overlap"}}
-    with pytest.raises(SettingsError, match=r"^dataset\.split: 'pooled' .* clients share samples"):
-        parser.parse_params(params)
-
-
-def test_parser_rejects_validation_set_of_overlapping_clients() -> None:
-    params = studies.settings(dataset={"validation_fraction": 0.2}) | {"partition": {"scheme": "dirichlet-overlap"}}
-    with pytest.raises(SettingsError, match=r"^dataset\.validation_fraction: 0\.2 .* clients share samples"):
-        parser.parse_params(params)
 
 
 # -- the preview -------------------------------------------------------------------------------------------------------

@@ -50,9 +50,3 @@ def test_subset_without_test_samples_error_suggests_larger_subset(tmp_path, monk
         studies.prepare(studies.settings(dataset={"subset": 4}, federation={"clients": 2}))
     assert str(error.value).startswith("dataset.split: 'official' needs a test set, but the 4 samples")
     assert "larger dataset.subset" in str(error.value)
-
-
-def test_subset_larger_than_dataset_is_rejected(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SettingsError, match=r"^dataset\.subset: 2000 .* 1797"):
-        studies.prepare(studies.settings(dataset={"subset": 2000}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -190,108 +191,56 @@ def test_body_and_head_match_logits_of_timm(architecture: str, shape: tuple[int,
 # -- errors before any job ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "shape", "parameters", "message"),
-    [
-        (
-            "torchvision",
-            (3, 32, 32),
-            {"architecture": "resnet81"},
-            "model.architecture: unknown architecture 'resnet81'",
-        ),
-        (
-            "timm",
-            (3, 32, 32),
-            {"architecture": "vit_tiny"},
-            "model.architecture: unknown architecture 'vit_tiny' of timm",
-        ),
-        (
-            "torchvision",
-            (3, 32, 32),
-            {"architecture": "resnet18", "weights": "IMAGENET1K_V3"},
-            "model.weights: unknown weights 'IMAGENET1K_V3' of resnet18. Did you mean 'IMAGENET1K_V1'?",
-        ),
-        (
-            "torchvision",
-            (3, 32, 32),
-            {"architecture": "resnet18", "weights": "ResNet18_Weights.IMAGENET1K_V1"},
-            "model.weights: unknown weights 'ResNet18_Weights.IMAGENET1K_V1'. Did you mean 'IMAGENET1K_V1'?",
-        ),
-        ("timm", (3, 32, 32), {"architecture": "test_vit", "weights": "imagenet"}, "model.weights: unknown weights"),
-        (
-            "timm",
-            (3, 32, 32),
-            {"architecture": "test_vit4", "weights": "pretrained"},
-            "model.weights: timm has no weights",
-        ),
-        (
-            "torchvision",
-            (1, 32, 32),
-            {"architecture": "resnet18"},
-            "model.name: 'torchvision' can't take inputs of shape",
-        ),
-        (
-            "torchvision",
-            (64,),
-            {"architecture": "resnet18"},
-            "model.name: 'torchvision' can't take inputs of shape (64,)",
-        ),
-        (
-            "timm",
-            (3, 32, 32),
-            {"architecture": "resnetv2_18"},
-            "model.architecture: resnetv2_18 can't be used, because its classifier is Conv2d instead of a linear layer",
-        ),
-        (
-            "torchvision",
-            (3, 16, 16),
-            {"architecture": "alexnet"},
-            "model.architecture: alexnet can't take inputs of shape (3, 16, 16)",
-        ),
-        (
-            "torchvision",
-            (3, 40, 40),
-            {"architecture": "vit_b_16"},
-            "model.architecture: vit_b_16 can't take inputs of shape (3, 40, 40)",
-        ),
-        (
-            "torchvision",
-            (3, 32, 32),
-            {"architecture": "vit_b_16", "weights": "IMAGENET1K_V1", "sha256": "0" * 64},
-            "model.weights: IMAGENET1K_V1 of vit_b_16 needs images of 224x224 pixels",
-        ),
-        (
-            "torchvision",
-            (3, 32, 32),
-            {"architecture": "resnet18", "weights": "IMAGENET1K_V1", "sha256": "0" * 64, "norm": "group"},
-            "model.norm: group can't be used with the weights IMAGENET1K_V1",
-        ),
-        ("torchvision", (3, 32, 32), {"architecture": "swin_t", "norm": "group"}, "model.norm: group can't be used"),
-        (
-            "torchvision",
-            (3, 32, 32),
-            {"architecture": "resnet18", "frozen": True},
-            "model.frozen: it can't be used with",
-        ),
-        (
-            "torchvision",
-            (3, 32, 32),
-            {"architecture": "resnet18", "weights": "IMAGENET1K_V1"},
-            "model.sha256: missing for IMAGENET1K_V1 of resnet18. Run `fedpipe download`",
-        ),
+IMAGENET = {"weights": "IMAGENET1K_V1", "sha256": "0" * 64}
+#: Settings of a model of 32x32 images, and the start of the message. `name` is torchvision.
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"architecture": "resnet81"}, "model.architecture: unknown architecture 'resnet81'"),
+    ({"name": "timm", "architecture": "vit_tiny"}, "model.architecture: unknown architecture 'vit_tiny' of timm"),
+    (
+        {"architecture": "resnet18", "weights": "IMAGENET1K_V3"},
+        "model.weights: unknown weights 'IMAGENET1K_V3' of resnet18. Did you mean 'IMAGENET1K_V1'?",
+    ),
+    (
+        {"architecture": "resnet18", "weights": "ResNet18_Weights.IMAGENET1K_V1"},
+        "model.weights: unknown weights 'ResNet18_Weights.IMAGENET1K_V1'. Did you mean 'IMAGENET1K_V1'?",
+    ),
+    ({"name": "timm", "architecture": "test_vit", "weights": "imagenet"}, "model.weights: unknown weights"),
+    ({"name": "timm", "architecture": "test_vit4", "weights": "pretrained"}, "model.weights: timm has no weights"),
+    ({"architecture": "resnet18", "shape": (1, 32, 32)}, "model.name: 'torchvision' can't take inputs of shape"),
+    ({"architecture": "resnet18", "shape": (64,)}, "model.name: 'torchvision' can't take inputs of shape (64,)"),
+    (
+        {"name": "timm", "architecture": "resnetv2_18"},
+        "model.architecture: resnetv2_18 can't be used, because its classifier is Conv2d instead of a linear layer",
+    ),
+    *[
+        ({"architecture": name, "shape": shape}, f"model.architecture: {name} can't take inputs of shape {shape}")
+        for name, shape in (("alexnet", (3, 16, 16)), ("vit_b_16", (3, 40, 40)))
     ],
-)
+    (
+        {"architecture": "vit_b_16"} | IMAGENET,
+        "model.weights: IMAGENET1K_V1 of vit_b_16 needs images of 224x224 pixels",
+    ),
+    (
+        {"architecture": "resnet18", "norm": "group"} | IMAGENET,
+        "model.norm: group can't be used with the weights IMAGENET1K_V1",
+    ),
+    ({"architecture": "swin_t", "norm": "group"}, "model.norm: group can't be used"),
+    ({"architecture": "resnet18", "frozen": True}, "model.frozen: it can't be used with"),
+    (
+        {"architecture": "resnet18", "weights": "IMAGENET1K_V1"},
+        "model.sha256: missing for IMAGENET1K_V1 of resnet18. Run `fedpipe download`",
+    ),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), MISTAKES, ids=[message for _, message in MISTAKES])
 def test_backbone_rejects_invalid_settings(
-    name: str,
-    shape: tuple[int, ...],
-    parameters: dict[str, Any],
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Any,
+    settings: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    shape, parameters = settings.get("shape", (3, 32, 32)), {key: settings[key] for key in settings if key != "shape"}
     with pytest.raises(SettingsError) as error:
-        build_model(name, **parameters).check(shape, 10)
+        build_model(**parameters).check(shape, 10)
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
 

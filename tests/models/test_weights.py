@@ -244,11 +244,6 @@ def test_run_without_weights_file_is_planned_but_not_opened() -> None:
         studies.open_runs(plan)
 
 
-def test_sha256_without_weights_file_is_rejected() -> None:
-    with pytest.raises(SettingsError, match=r"^model\.sha256: model\.weights is missing"):
-        parser.parse_params(studies.settings(model={"sha256": "0" * 64}))
-
-
 def test_weights_file_rejects_algorithm_with_several_initial_models() -> None:
     settings = make_study(MLP)
     two_methods = studies.settings(("fedavg", "ifca")) | {"model": settings["model"]}

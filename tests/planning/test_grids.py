@@ -60,35 +60,6 @@ def test_grid_points_contain_only_parameters_of_their_scheme() -> None:
     assert len(plan.runs) == 3
 
 
-@pytest.mark.parametrize(
-    ("section", "problem"),
-    [
-        ({"scheme": "iid", "alfa": 0.3}, "partition.alfa: unknown key"),
-        ({"scheme": "dirichlet", "alpha": 0.3, "classes": 2}, "partition.classes: unknown key"),
-    ],
-)
-def test_partition_rejects_parameters_that_no_scheme_has(section: dict[str, Any], problem: str) -> None:
-    studies.write(studies.settings() | {"partition": section}, Path())
-    with pytest.raises(SettingsError, match=problem):
-        planner.make_plan()
-
-
-@pytest.mark.parametrize(
-    ("name", "suggestion"),
-    [
-        ("mu", "algorithms.fedprox.mu"),
-        ("alpha", "partition.alpha"),
-        ("clients", "federation.clients"),
-        ("partitoin.alpha", "'partition'"),
-    ],
-)
-def test_incomplete_grid_key_error_suggests_full_key(name: str, suggestion: str) -> None:
-    with pytest.raises(SettingsError) as error:
-        plan_study(("fedavg", "fedprox"), study={"grid": {name: [0.1, 1.0]}})
-    assert str(error.value).startswith(f"study.grid: '{name}' is not a key")
-    assert str(error.value).endswith(f" {suggestion}?")
-
-
 def test_missing_grid_dataset_error_shows_download_command_of_study(tmp_path: Path) -> None:
     Path("studies").mkdir()
     params = studies.settings(study={"grid": {"dataset.sha256": ["0" * 64]}})

@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 from sklearn import metrics as sklearn
 
-from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.errors import ArtifactError
 from fedpipe.planning import planner
 from fedpipe.planning.plan import Plan
 from fedpipe.report import contents, statistics, tables, words
@@ -210,31 +210,6 @@ def test_statistics_csv_is_written_and_verified_with_tables(two: Tree) -> None:
     path.write_bytes(path.read_bytes().replace(b"12.5", b"12.6"))
     with pytest.raises(ArtifactError, match=r"statistics.csv does not match the runs of params.yaml"):
         contents.require_current_tables(StudyData(two.plan), path.name)
-
-
-INVALID_SECTIONS = [
-    (
-        {"statistics": ["rounds_to_target"]},
-        "report.target: it is missing, and report.statistics lists rounds_to_target.",
-    ),
-    ({"statistics": ["difference"]}, "report.baseline: it is missing, and report.statistics lists difference."),
-    ({"target": 70}, "report.target: 70 can't be used."),
-    ({"baseline": "fedagv"}, "report.baseline: 'fedagv' is not in study.algorithms. Did you mean 'fedavg'?"),
-    ({"statistics": ["f1"]}, "report.statistics.0: 'f1' can't be used. Use 'client_std', "),
-]
-
-
-@pytest.mark.parametrize(
-    ("section", "message"), INVALID_SECTIONS, ids=lambda value: "-".join(value) if isinstance(value, dict) else ""
-)
-def test_plan_rejects_invalid_statistics_settings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, section: dict[str, Any], message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    studies.write(studies.settings(report=section), Path())
-    with pytest.raises(SettingsError) as error:
-        planner.make_plan()
-    assert str(error.value).startswith(message)
 
 
 def test_stored_plan_keeps_statistics_settings_or_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

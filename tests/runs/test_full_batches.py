@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedpipe.core.errors import SettingsError
-from fedpipe.planning import planner
 from tests import small_studies as studies
 
 
@@ -29,9 +26,3 @@ def test_full_batch_equals_batch_larger_than_any_client(stack: int) -> None:
     assert full[1] == large[1]
     assert full[1]["0002/server.pt"] != small[1]["0002/server.pt"]
     assert len({full[0], large[0], small[0]}) == 3, "the key contains the value of params.yaml"
-
-
-def test_unknown_word_as_batch_size_is_rejected() -> None:
-    studies.write(studies.settings(federation={"batch_size": "all"}), Path())
-    with pytest.raises(SettingsError, match=r"^federation\.batch_size: 'all' "):
-        planner.make_plan()

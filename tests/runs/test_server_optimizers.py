@@ -13,7 +13,6 @@ import torch
 
 from fedpipe.core.components import component, registry
 from fedpipe.engine.server.server import M, V
-from fedpipe.planning import planner
 from tests import small_studies as studies
 from tests.small_studies import RunFedpipe
 
@@ -30,11 +29,6 @@ NON_AVERAGING = sorted(set(registry.list_components(component.ALGORITHM)) - set(
 def make_study(*labels: str, server: Any = None, **sections: Any) -> dict[str, Any]:
     extra = {} if server is None else {"federation": {"server": server}}
     return studies.settings(labels or ("fedavg",), **extra, **sections)
-
-
-def plan_keys(params: dict[str, Any]) -> list[str]:
-    studies.write(params, Path())
-    return [run.key for run in planner.make_plan().runs]
 
 
 def test_table_contains_grid_of_server_optimizers(run_fedpipe: RunFedpipe) -> None:
@@ -59,21 +53,6 @@ def test_table_contains_grid_of_server_optimizers(run_fedpipe: RunFedpipe) -> No
         for run in studies.open_runs(plan)
     }
     assert len(set(losses.values())) == 6
-
-
-def test_sgd_server_with_rate_1_has_default_key() -> None:
-    plain = plan_keys(make_study())
-    for server in ({}, {"optimizer": "sgd"}, {"optimizer": "sgd", "learning_rate": 1}, {"learning_rate": 1.0}):
-        assert plan_keys(make_study(server=server)) == plain
-    for server in (ADAM, {"optimizer": "momentum"}, {"learning_rate": 0.5}):
-        assert plan_keys(make_study(server=server)) != plain
-
-
-def test_explicit_server_defaults_keep_key() -> None:
-    expected = plan_keys(make_study(server={"optimizer": "yogi"}))
-    for extra in ({"learning_rate": 1}, {"beta1": 0.9, "beta2": 0.99, "tau": 1e-3}, {"momentum": None}):
-        assert plan_keys(make_study(server={"optimizer": "yogi", **extra})) == expected
-    assert plan_keys(make_study(server={"optimizer": "yogi", "beta1": 0.8})) != expected
 
 
 def test_resumed_run_continues_server_optimizer_state() -> None:
@@ -128,26 +107,3 @@ def test_averaging_methods_are_planned_with_server_optimizer(run_fedpipe: RunFed
     status, output, _ = run_fedpipe("plan", "--dry-run")
     assert status == 0
     assert [line.split()[0] for line in output.splitlines()] == AVERAGING
-
-
-@pytest.mark.parametrize(
-    ("server", "sentence"),
-    [
-        ({"optimizer": "adm"}, "federation.server.optimizer: 'adm' can't be used. Use 'sgd', 'momentum',"),
-        ({"optimiser": "adam"}, "federation.server.optimiser: unknown key. Did you mean 'optimizer'?"),
-        ({"optimizer": "adam", "beta3": 0.1}, "federation.server.beta3: unknown key. Did you mean 'beta2' or 'beta1'?"),
-        ({"optimizer": "momentum", "tau": 0.1}, "federation.server.tau: 0.1 "),
-        ({"beta1": 0.9}, "federation.server.beta1: 0.9 "),
-        ({"optimizer": "adam", "tau": 0}, "federation.server.tau: 0 "),
-        ({"optimizer": "adam", "beta2": 1.0}, "federation.server.beta2: 1.0 "),
-        ({"learning_rate": -1}, "federation.server.learning_rate: -1 "),
-        ({"learning_rate": True}, "federation.server.learning_rate: true "),
-        ("adam", "federation.server: 'adam' "),
-    ],
-)
-def test_invalid_server_settings_are_rejected(run_fedpipe: RunFedpipe, server: Any, sentence: str) -> None:
-    studies.write(make_study(server=server), Path())
-    status, _, message = run_fedpipe("plan")
-    assert status == 2
-    assert message.startswith(f"fedpipe: {sentence}")
-    assert message.count("\n") == 1

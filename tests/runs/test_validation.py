@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage import files, layout
 from fedpipe.planning import planner
 from fedpipe.report import tables
@@ -68,21 +67,6 @@ def test_validation_scores_match_plain_pytorch(stack: int) -> None:
         for measured_score in (score, global_scores[number, client]):
             assert measured_score[:2] == expected
             assert measured_score[2] == pytest.approx(loss, rel=1e-4)
-
-
-def test_validation_protocol_needs_validation_samples() -> None:
-    params = make_settings()
-    params["dataset"].pop("validation_fraction")
-    with pytest.raises(SettingsError, match=r"global-on-validation .*no client has validation"):
-        studies.prepare(params)
-
-
-def test_best_on_validation_needs_validation_protocol() -> None:
-    grid = {"grid": {"federation.learning_rate": [0.01, 0.1]}}
-    params = make_settings(study=grid, report={"best_over": ["federation.learning_rate"], "best_on": "validation"})
-    params["evaluation"]["protocols"].remove("personal-on-validation")
-    with pytest.raises(SettingsError, match=r"validation .*fedavg.* personal-on-validation"):
-        studies.prepare(params)
 
 
 def test_best_on_validation_changes_best_grid_point_and_caption() -> None:
