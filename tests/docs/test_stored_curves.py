@@ -11,7 +11,7 @@ import pytest
 from tests.docs.page_blocks import ROOT, read
 
 PAPERS = ROOT / "studies/papers"
-ROUND_11_TO_20, ROUND_26_TO_50 = slice(11, 20), slice(26, 50)
+ROUND_11_TO_20, ROUND_26_TO_50, ROUND_405_TO_500 = slice(11, 20), slice(26, 50), slice(405, 500)
 
 
 @functools.cache
@@ -22,10 +22,10 @@ def read_curves(table: str, protocol: str) -> pd.DataFrame:
     curves = curves[(curves["protocol"] == protocol) & curves.index.isin(runs.index)]
     columns = {}
     for run, row in curves.iterrows():
-        first, last = map(int, row["rounds"].split("-"))
+        first, last, step = map(int, re.findall(r"\d+", f"{row['rounds']}/1")[:3])
         accuracies = [100 * float(accuracy) for accuracy in row["accuracies"].split()]
         name = (runs.at[run, "point"], runs.at[run, "algorithm"], runs.at[run, "seed"])
-        columns[name] = pd.Series(accuracies, index=range(first, last + 1))
+        columns[name] = pd.Series(accuracies, index=range(first, last + 1, step))
     return pd.DataFrame(columns)
 
 
@@ -101,3 +101,17 @@ def test_rounds_of_feddw_match_stored_curves(protocol: str) -> None:
         ), name
         tested += 1
     assert tested == {"global-on-global": 7, "kept-on-global": 5}[protocol]
+
+
+def test_rounds_of_feddual_match_stored_curves() -> None:
+    curves = read_curves("feddual/measured/table1", "global-on-global")["data=FMNIST"].droplevel(1, axis="columns")
+    rows = read_table("| method | published | last round | rounds 405")
+    assert len(rows) == 5
+    for name, (_, *cells) in rows.items():
+        curve, lead = curves[name.lower()], curves[name.lower()] - curves["fedavg"]
+        measured = [curve[500]]
+        for values in (curve, lead)[: 1 if name == "FedAvg" else 2]:
+            last_values = values.loc[ROUND_405_TO_500]
+            assert last_values.size == 20
+            measured += [last_values.mean(), last_values.min(), last_values.max()]
+        assert parse_numbers(" ".join(cells)) == pytest.approx(measured, abs=0.0501), name
