@@ -14,9 +14,10 @@ from fedpipe.analysis import stored_files
 from fedpipe.analysis.cells import find_cell
 from fedpipe.core.errors import SettingsError, suggest_name
 from fedpipe.core.storage import layout
-from fedpipe.core.storage.files import RESULTS, read_json, read_parquet, read_recorded_sha256, table_to_frame
+from fedpipe.core.storage.files import RESULTS, read_parquet, read_recorded_sha256, table_to_frame
 from fedpipe.core.storage.layout import PARAMS
 from fedpipe.core.yaml_text import read_generated_yaml
+from fedpipe.planning.code_changes import read_round_environments
 from fedpipe.planning.plan import Cell, Plan
 from fedpipe.report import results, statistics, tuning
 from fedpipe.report.data import StudyData
@@ -293,7 +294,7 @@ class Results:
                 "client": client,
                 "state": str(state.server_state),
                 "sha256": layout.read_round_digests(state, state.complete_states_marker)[state.server_state.name],
-                "made_by": read_json(state.complete_states_marker)["made_by"],
+                "made_by": read_round_environments(state),
             }
             return models.load_model(run, number, client, names, provenance)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import layout
-from fedpipe.core.storage.files import read_json
+from fedpipe.core.storage.files import make_unreadable_file_error, read_json
 from fedpipe.core.storage.layout import RunFiles
 from fedpipe.planning import freshness
 from fedpipe.planning.plan import Plan
@@ -26,8 +26,11 @@ def require_stored_state(files: RunFiles, round_number: int, client: int | None 
     def is_stored(round_number: int) -> bool:
         if client is None:
             return files.get_round_files(round_number).server_state.is_file()
-        last_trained_rounds = read_json(files.get_round_files(round_number).complete_states_marker)["last"]
-        last_trained_round = last_trained_rounds[client]  # it stores the client's state
+        marker = files.get_round_files(round_number).complete_states_marker
+        try:
+            last_trained_round = int(read_json(marker)["last"][client])  # it stores the client's state
+        except (LookupError, TypeError, ValueError):
+            raise make_unreadable_file_error(marker, "its field last is missing or damaged") from None
         last_trained_files = files.get_round_files(last_trained_round)
         return (
             last_trained_round < 0
