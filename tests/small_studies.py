@@ -1,7 +1,5 @@
 """Small studies for the tests: real digits, few rounds, and functions that compare results bit for bit."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

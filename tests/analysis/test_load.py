@@ -1,7 +1,5 @@
 """`fedpipe.load`: results of a study in Python, compared with its files and with the numbers of the engine."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import io

@@ -1,7 +1,5 @@
 """`fedpipe init` creates a project and updates it to a later version, also from an installed wheel."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Jobs of the fork server behave like separate processes and end with the command that waits for them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The files of `fedpipe new-algorithm` work without edits."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

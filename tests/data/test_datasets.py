@@ -1,7 +1,5 @@
 """Published data sets in small files of their formats, users' files, and real data sets of a mirror."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io

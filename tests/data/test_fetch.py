@@ -1,7 +1,5 @@
 """Files from mirrors, the cache, and HTTP servers with and without faults."""
 
-from __future__ import annotations
-
 import hashlib
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The scheme `flwr-datasets`: equal partitions as in the library, and errors with keys of params.yaml."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

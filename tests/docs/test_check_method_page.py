@@ -1,7 +1,5 @@
 """Run the study and the program of docs/check-method.md."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from pathlib import Path

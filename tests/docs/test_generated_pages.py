@@ -1,7 +1,5 @@
 """The Markdown of docstrings and settings, and the generated pages in docs."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from collections.abc import Iterator

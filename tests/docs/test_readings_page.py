@@ -1,7 +1,5 @@
 """docs/readings.md matches the stored runs of its studies."""
 
-from __future__ import annotations
-
 import importlib
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """docs/tuned-methods.md matches its stored numbers and its study."""
 
-from __future__ import annotations
-
 import importlib
 from types import ModuleType
 

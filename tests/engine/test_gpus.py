@@ -1,7 +1,5 @@
 """Several jobs on one machine use different GPUs."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

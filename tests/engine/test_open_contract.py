@@ -1,7 +1,5 @@
 """Hooks for random numbers, participants, local steps and several trained parts, with methods that need them."""
 
-from __future__ import annotations
-
 import importlib
 import math
 from collections.abc import Sequence

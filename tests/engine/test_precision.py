@@ -1,7 +1,5 @@
 """Training with `federation.precision: bfloat16`."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Pruning of a run's states if several studies share the run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Weights in the published formats of torchvision and timm, with random values, and a server for these files."""
 
-from __future__ import annotations
-
 import functools
 import http.server
 import threading

@@ -1,7 +1,5 @@
 """Networks of torchvision and timm are split into body and head, and compute the logits of their library."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """LoRA: clients train and upload only the head and low-rank matrices of frozen layers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, cast
 

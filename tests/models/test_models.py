@@ -1,7 +1,5 @@
 """Every model is a body and a head, and a pure function of its parameters."""
 
-from __future__ import annotations
-
 import functools
 import random
 import re

@@ -1,7 +1,5 @@
 """Weights of VGG16 come from a file that is checked. Frozen weights do not change."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import http.server

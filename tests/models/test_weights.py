@@ -1,7 +1,5 @@
 """Initial weights of any model from a file, whose SHA-256 is part of the key."""
 
-from __future__ import annotations
-
 import shutil
 import textwrap
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Stored runs of small studies on digits: recording, damaged files, merges, pages and verification."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A combined plan of studies has each run once with its maximum number of rounds, without unavailable runs."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`-S KEY=VALUE` of plan, run, show and status: a derived study in a file whose name contains the changed keys."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Any

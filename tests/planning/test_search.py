@@ -1,7 +1,5 @@
 """Hyperparameter search in the plan: values of the draws, one run per draw and seed, and the plan after each rung."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Draws of Optuna's TPE depend on ranking and seed, extend the plan after each rung, and respect its upper bound."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Plan warnings about methods that have no effect or equal another method."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Small result folders, with numbers that are easy to check by hand."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence

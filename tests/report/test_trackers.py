@@ -3,8 +3,6 @@
 The real packages write without a network: TensorBoard's event files, MLflow's SQLite database, and W&B's offline files.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The ranking of draws, and the results of a search in the tables."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

@@ -1,7 +1,5 @@
 """A run resumes with other shared code only if this code reproduces its last round."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import sys

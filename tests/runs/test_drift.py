@@ -1,7 +1,5 @@
 """Concept drift keeps earlier rounds. Later rounds equal those of a run on the new samples."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from typing_extensions import override
 import fedpipe
 from fedpipe.algorithms.batch import ClientInfo, State
 from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.analysis.load import Results
 from fedpipe.core.components import component, registry
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.layout import RunFiles
@@ -184,7 +183,7 @@ def test_drift_changes_only_samples_of_drifting_clients() -> None:
 # -- results -----------------------------------------------------------------------------------------------------------
 
 
-def train_plain_loop(results: fedpipe.Results) -> dict[str, Tensor]:
+def train_plain_loop(results: Results) -> dict[str, Tensor]:
     """Train FedAvg in plain PyTorch on the batches of a study."""
     x, y = results.samples("fedavg")
     model = dict(results.model("fedavg", round=0).named_parameters())

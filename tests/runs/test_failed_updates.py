@@ -1,7 +1,5 @@
 """Updates that are not finite are excluded from the aggregation, recorded and reported. The run continues."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest

@@ -1,7 +1,5 @@
 """After SIGTERM a segment ends with its round and can be resumed. A bar or lines show its progress."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

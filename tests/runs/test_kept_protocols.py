@@ -1,7 +1,5 @@
 """Kept protocols evaluate the last trained model of each client, which is not stored."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Mapping
 from typing import Any

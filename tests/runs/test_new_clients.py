@@ -1,7 +1,5 @@
 """New clients never participate. They do not change other clients, and the method defines what they receive."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Optional metrics of a study in files, keys, tables and single rounds."""
 
-from __future__ import annotations
-
 import shutil
 from typing import Any
 

@@ -1,7 +1,5 @@
 """After a kill at any point, the same command repeats at most one round and gives equal bits."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Runs with the same seed have equal bits for all numbers of jobs, threads and rounds per job."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`federation.server` in params.yaml, grids, tables and runs."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`federation.schedule`, `local_steps` and `clip_norm`: keys, equal bits in segments and blocks, and errors."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """params.yaml: defaults, the JSON Schema, and one message for each error, which begins with its key."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

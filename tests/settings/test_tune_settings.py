@@ -1,7 +1,5 @@
 """The section `tune`: ranges, numbers of draws, and errors with key and value."""
 
-from __future__ import annotations
-
 import math
 import re
 import sys

@@ -1,7 +1,5 @@
 """Jobs that the search of `tune` adds after its rungs. The progress counts them from the start."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
