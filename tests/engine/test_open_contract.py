@@ -95,7 +95,6 @@ class NoisySteps(FedAvg):
 
     def step(self, client: State, batch: Batch, gradient: Any) -> State:
         g = gradient(client)
-        assert batch.noise_key is not None
         return gradient.descend(client, g + self.scale * draw_normal(batch.noise_key, "gradient", g))
 
 

@@ -285,7 +285,6 @@ def test_all_pixels_of_accepted_images_influence_timm_features(architecture: str
     model, x = build_model("timm", architecture=architecture), make_inputs((1, 48, 48)).requires_grad_()
     model.check((1, 48, 48), 10)
     model.build((1, 48, 48), 10).eval().body(x).square().sum().backward()
-    assert x.grad is not None
     assert x.grad.ne(0).any(0).all()
 
 

@@ -125,7 +125,6 @@ def has_global(run: Run) -> bool:
 def check_personal_model(run: Run, rows: Rows) -> None:
     """The personal model of new clients is measured if and only if it changes, as the method's docstring states."""
     new_clients = run.new_clients
-    assert new_clients is not None
     is_initial = "has the initial model" in get_new_client_sentence(type(run.algorithm))
     assert any(row["protocol"] == "new-personal-on-local" for row in rows) != is_initial
     assert any(row["protocol"] == "new-global-on-local" for row in rows) == has_global(run)
@@ -233,7 +232,6 @@ def make_download(label: str) -> tuple[Run, State, State]:
     (run,) = studies.open_runs(prepare(label, held_out=[0, 2]), stack=1)
     run_all(run)
     server = run.load_server_state(ROUNDS)
-    assert run.new_clients is not None
     common, own = run.new_clients.make_download_function(run.new_clients.algorithm, server)([0, 2])  # equal for both
     for value in iterate_tensors(own):
         torch.testing.assert_close(value[0], value[1])
