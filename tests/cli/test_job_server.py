@@ -111,9 +111,8 @@ def list_processes(snakemake: int) -> list[int]:
 
 
 @pytest.fixture
-def snakemake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Snakemake]:
-    monkeypatch.chdir(tmp_path)
-    process = Snakemake(tmp_path)
+def snakemake(in_empty_folder: Path) -> Iterator[Snakemake]:
+    process = Snakemake(in_empty_folder)
     yield process
     process.end()
 

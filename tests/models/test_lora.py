@@ -19,8 +19,7 @@ SECTION = {"name": "timm", "architecture": "test_vit", "weights": "weights.safet
 
 
 @pytest.fixture(autouse=True)
-def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tensor]:
-    monkeypatch.chdir(tmp_path)
+def weights(in_empty_folder: Path) -> dict[str, torch.Tensor]:
     path, tensors = published.write_timm_weights(Path())
     path.rename("weights.safetensors")
     return tensors

@@ -32,10 +32,9 @@ presets:
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def folder(in_empty_folder: Path) -> Path:
     Path("params.yaml").write_text(BASE)
-    return tmp_path
+    return in_empty_folder
 
 
 def derive(*options: str, base: str = "params.yaml") -> DerivedStudy:

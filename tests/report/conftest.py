@@ -165,9 +165,8 @@ def rounds(server: Sequence[int], clients: Sequence[Counts]) -> list[dict[str, C
 
 
 @pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tree]:
+def make(in_empty_folder: Path) -> Callable[..., Tree]:
     """Return a function that makes a study in a new working directory."""
-    monkeypatch.chdir(tmp_path)
     return Tree
 
 

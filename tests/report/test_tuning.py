@@ -52,9 +52,9 @@ def test_rank_draws_sorts_diverged_draws_last(improvement_sign: int) -> None:
     assert [ranked.score for ranked in rank_draws(scores, improvement_sign)][2:] == [0.9, None, None]
 
 
-def test_search_results_are_in_tables_and_draws_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("in_empty_folder")
+def test_search_results_are_in_tables_and_draws_frame() -> None:
     """Four draws of two values count as two. FedAvg has no range, so its rows are equal. A weight of 1e30 diverges."""
-    monkeypatch.chdir(tmp_path)
     over = {"algorithms.fedprox.mu": {"choice": [1e30, 0.1]}}
     tune = {"over": over, "draws": 4, "rungs": [1, 2], "by": "personal-on-validation", "seeds": [7]}
     sections = {"dataset": {"validation_fraction": 0.2}, "federation": {"batch_size": 8}}
@@ -116,10 +116,8 @@ def test_search_results_are_in_tables_and_draws_frame(tmp_path: Path, monkeypatc
         ((1, 2), "Warning: all draws of FedAvg diverged, so the winner is arbitrary"),
     ],
 )
-def test_warning_about_divergence_distinguishes_first_rung(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, diverged_rungs: tuple[int, ...], message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("in_empty_folder")
+def test_warning_about_divergence_distinguishes_first_rung(diverged_rungs: tuple[int, ...], message: str) -> None:
     plan = plan_finished_search({"federation.learning_rate": {"log": [0.01, 1]}}, diverged_rungs=diverged_rungs)
     *_, warning = tuning.build_search_section(plan)
     assert re.match(message, warning)
@@ -135,14 +133,10 @@ def test_warning_about_divergence_distinguishes_first_rung(
         ("algorithms.fedavg.dw.mu", {"choice": [0.0, 1, 2]}, {0.0: False, 1: False, 2: True}),
     ],
 )
+@pytest.mark.usefixtures("in_empty_folder")
 def test_note_lists_winner_near_bound_unless_parameter_has_no_value_beyond(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    key: str,
-    range_settings: dict[str, Any],
-    is_noted_by_winner: dict[float, bool],
+    key: str, range_settings: dict[str, Any], is_noted_by_winner: dict[float, bool]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     for winner, is_noted in is_noted_by_winner.items():
         *_, last = tuning.build_search_section(plan_finished_search({key: range_settings}, winner))
         name = key.rpartition(".")[2]
@@ -227,17 +221,12 @@ def test_tpe_search_has_equal_draws_and_winner_in_any_job_order(
     [({}, {}, False), ({"split": "pooled"}, {}, True), ({"split": "pooled"}, {"seed": 3}, False)],
 )
 def test_search_note_warns_about_test_samples_of_other_seeds(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    dataset: dict[str, str],
-    partition: dict[str, int],
-    has_other_samples: bool,
+    in_empty_folder: Path, dataset: dict[str, str], partition: dict[str, int], has_other_samples: bool
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     over = {"federation.learning_rate": {"log": [0.01, 1]}}
     tune = {"over": over, "draws": 2, "rungs": [1], "by": "personal-on-validation", "seeds": [7, 8]}
     sections = {"dataset": {"validation_fraction": 0.2} | dataset, "partition": partition}
-    studies.write(studies.settings(tune=tune, **sections), tmp_path)
+    studies.write(studies.settings(tune=tune, **sections), in_empty_folder)
     sentence = tuning.describe_hyperparameter_search(planner.make_plan())
     assert ("can be test samples of the study" in sentence) == has_other_samples
     assert ("They used no test samples." in sentence) != has_other_samples
