@@ -147,13 +147,7 @@ def test_drifted_stack_and_rotation_equal_run_on_new_samples(stack: int, drift: 
 
 @pytest.mark.parametrize("stack", [1, 3])
 def test_drifted_single_rounds_with_blocks_have_equal_bits(stack: int) -> None:
-    plan = prepare("fedala", LABELS)
-    (run,) = studies.open_runs(plan, stack=stack)
-    list(run.run_segment(ROUNDS))
-    expected = get_bits(run, range(ROUNDS + 1))
-    studies.delete_rounds(run.files.path)
-    studies.run_single_rounds(plan, ROUNDS, size=4, stack=stack)
-    assert get_bits(run, range(ROUNDS + 1)) == expected
+    studies.require_equal_bits(prepare("fedala", LABELS), ROUNDS, size=4, stack=stack)
     for number in range(ROUNDS + 1):
         comparison = replay.replay_round(open_run(LABELS, "fedala", stack), number)
         assert not comparison.differing_files

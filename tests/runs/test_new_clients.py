@@ -191,24 +191,9 @@ def test_server_state_has_rows_only_for_seen_clients() -> None:
         assert all(torch.equal(value[position], kept[name]) for name, value in server["models"].items())
 
 
-def read_round_bits(run: Run) -> dict[str, str]:
-    return {name: sha256 for name, sha256 in studies.hash_results(run.files.path).items() if name.startswith("rounds/")}
-
-
 @pytest.mark.parametrize("label", ["fedavg", "fedala", "cwfedavg"])
 def test_blocks_and_resumed_run_with_new_clients_have_equal_bits(label: str) -> None:
-    plan = prepare(label, held_out=0.34)
-    (run,) = studies.open_runs(plan, stack=1)
-    run_all(run)
-    expected = read_round_bits(run)
-    assert expected
-    studies.delete_rounds(run.files.path)
-    list(studies.open_runs(plan, stack=1)[0].run_segment(1))
-    run_all(studies.open_runs(plan, threads=2, stack=1)[0])
-    assert read_round_bits(run) == expected
-    studies.delete_rounds(run.files.path)
-    studies.run_single_rounds(plan, ROUNDS, size=2)
-    assert read_round_bits(run) == expected
+    studies.require_equal_bits(prepare(label, held_out=0.34), ROUNDS, size=2, stack=1)
 
 
 def test_stack_and_loop_have_close_scores_of_new_clients() -> None:
