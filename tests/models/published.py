@@ -19,6 +19,13 @@ from fedpipe.models.torchvision import Torchvision
 TIMM_REPOSITORY = "timm/test_vit.r160_in1k"
 
 
+class MaliciousPickle:
+    """Reading this object from a pickle writes a file."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (Path("mischief"),)
+
+
 def randomize(network: nn.Module, seed: int = 4) -> dict[str, Tensor]:
     """Return a state dict of a network with random numbers and positive variances."""
     random = torch.Generator().manual_seed(seed)
