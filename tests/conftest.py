@@ -1,7 +1,5 @@
 """Fixtures of all tests: the small federations of `fedpipe.testing`, and settings that make tests deterministic."""
 
-from __future__ import annotations
-
 import signal
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Small studies for the tests: real digits, few rounds, and functions that compare results bit for bit."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -132,6 +130,34 @@ def delete_rounds(run: Path) -> None:
     shutil.rmtree(run / "rounds")
     shutil.rmtree(run / "segments", ignore_errors=True)
     (run / "rounds.zip").unlink(missing_ok=True)
+
+
+def require_equal_bits(plan: NewPlan, rounds: int, size: int = 1, **execution: Any) -> Run:
+    """Run one segment, two segments over two threads, and single rounds with blocks of clients. Require equal files."""
+    run = open_runs(plan, **execution)[0]
+
+    def collect_results() -> dict[str, str]:
+        collect.collect_rounds(run.files, rounds, "all")
+        return hash_results(run.files.path)
+
+    def delete_results() -> None:
+        delete_rounds(run.files.path)
+        shutil.rmtree(run.files.path / "joined")
+
+    list(run.run_segment(rounds))
+    expected = collect_results()
+    merged_files = {f"joined/{rounds:04}/{name}.parquet" for name in ("metrics", "matrices", "rounds")}
+    assert merged_files | {f"rounds/{rounds:04}/server.pt"} <= expected.keys()
+
+    delete_results()
+    for stop in ((rounds + 1) // 2, rounds):
+        list(open_runs(plan, threads=2, **execution)[0].run_segment(stop))
+    assert collect_results() == expected, "two segments over two threads differ from one"
+
+    delete_results()
+    run_single_rounds(plan, rounds, size, **execution)
+    assert collect_results() == expected, f"single rounds with blocks of {size} differ from a segment"
+    return run
 
 
 def read_round_times(run: Path) -> dict[int, str]:

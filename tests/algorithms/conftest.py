@@ -1,7 +1,5 @@
 """Toy problem Q2 (spec, section 0.9): scalar clients with exact numbers, trained by the real algorithms."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

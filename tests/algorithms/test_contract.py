@@ -4,8 +4,6 @@ A new algorithm is tested as soon as its file exists. Its test ``tests/algorithm
 expectations as ``EXPECTED``, such as its traffic and the parameters that switch it off.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 

@@ -1,7 +1,5 @@
 """DW as a module on other methods (spec, section 13)."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A finished study of two algorithms, run once. Each test has its own copy."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

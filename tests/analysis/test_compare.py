@@ -1,7 +1,5 @@
 """`fedpipe compare` on commits and DVC records of a small study."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

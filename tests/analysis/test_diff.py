@@ -1,7 +1,5 @@
 """`fedpipe diff`: differences of two runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

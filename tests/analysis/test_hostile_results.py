@@ -1,7 +1,5 @@
 """Results from other people. Every command prints one error if a pack or plan is damaged or hostile."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`fedpipe.load`: results of a study in Python, compared with its files and with the numbers of the engine."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import io
@@ -108,12 +106,13 @@ def test_traffic_times_and_matrices_frames_cover_runs_and_rounds(study: Path, re
     np.testing.assert_allclose(sums, 1, rtol=1e-6)
 
 
-def test_random_constants_of_network_depend_only_on_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_constants_of_network_depend_only_on_seed(
+    in_empty_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two jobs and the loaded model have the same frozen layer, for any state of PyTorch's global generator."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(in_empty_folder))
     monkeypatch.delitem(sys.modules, "own", raising=False)
-    (tmp_path / "own.py").write_text(
+    (in_empty_folder / "own.py").write_text(
         "from torch import nn\n\n\ndef random_features(shape, num_classes):\n"
         "    layer = nn.Linear(64, 32).requires_grad_(False)\n"
         "    return nn.Sequential(nn.Flatten(), layer, nn.ReLU()), nn.Linear(32, num_classes)\n"
@@ -137,10 +136,8 @@ def test_random_constants_of_network_depend_only_on_seed(tmp_path: Path, monkeyp
         assert (results.model("fedavg", seed)(x).argmax(1) == y).double().mean() == pytest.approx(accuracy)
 
 
-def test_matrices_frame_is_empty_for_method_without_global_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, results: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("in_empty_folder")
+def test_matrices_frame_is_empty_for_method_without_global_model(results: Any) -> None:
     params = studies.settings(("local",), 1, study={"seeds": [0], "grid": GRID})
     finish(params | {"evaluation": {"protocols": ["personal-on-local"]}})
     frame = fedpipe.load("params.yaml").matrices
@@ -363,8 +360,8 @@ def test_pruned_state_error_lists_stored_rounds(tmp_path: Path, monkeypatch: pyt
     assert 0 < lost_count < 10
 
 
-def test_python_page_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("in_empty_folder")
+def test_python_page_code_runs() -> None:
     finish(studies.settings(("scaffold",), 20))
     code_blocks = [block.text for block in blocks("docs/python.md") if block.language == "python"]
     assert len(code_blocks) == 2

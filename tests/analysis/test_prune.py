@@ -1,7 +1,5 @@
 """`fedpipe prune`: files that no study or commit needs, with real git and dvc."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import re

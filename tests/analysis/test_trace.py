@@ -1,7 +1,5 @@
 """`fedpipe trace`: provenance of a table cell, back to the data file."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """`fedpipe verify` of runs: hashes of all files, and recomputed rounds."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable

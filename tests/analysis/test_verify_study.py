@@ -1,7 +1,5 @@
 """`fedpipe verify` of a study: tables, plots and keys, compared with the runs."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Output and errors of the command line."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """Equations in a terminal."""
 
-from __future__ import annotations
-
 import pytest
 
 from fedpipe.cli.docs import equations

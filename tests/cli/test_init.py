@@ -1,7 +1,5 @@
 """`fedpipe init` creates a project and updates it to a later version, also from an installed wheel."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -110,7 +108,6 @@ def test_update_project_replaces_outdated_files_and_keeps_edited_files(folder: P
     (folder / "workflow/profiles/slurm/config.yaml").write_text("of our cluster\n")  # of this version, edited
     (folder / "params.yaml").write_text("study: {seeds: [7]}\n")
     warning = project.get_outdated_warning(folder)
-    assert warning
     assert re.search(f"fedpipe 0.0.1, .*{re.escape(fedpipe.__version__)} .*`fedpipe init . --update`", warning)
     record = folder / project.RECORD_PATH
     record.write_text(json.dumps(json.loads(record.read_text()) | {"version": fedpipe.__version__}))

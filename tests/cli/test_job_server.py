@@ -1,7 +1,5 @@
 """Jobs of the fork server behave like separate processes and end with the command that waits for them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -113,9 +111,8 @@ def list_processes(snakemake: int) -> list[int]:
 
 
 @pytest.fixture
-def snakemake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Snakemake]:
-    monkeypatch.chdir(tmp_path)
-    process = Snakemake(tmp_path)
+def snakemake(in_empty_folder: Path) -> Iterator[Snakemake]:
+    process = Snakemake(in_empty_folder)
     yield process
     process.end()
 
@@ -144,7 +141,6 @@ def prepare_run(rounds: int, own: bool = False) -> str:
 
 
 def read_until(words: str, running: subprocess.Popen[str]) -> None:
-    assert running.stdout
     for line in running.stdout:
         if words in line:
             return
@@ -363,7 +359,6 @@ def test_servers_jobs_and_commands_end_with_snakemake(snakemake: Snakemake) -> N
         snakemake.end()
         wait_for_end([*before, running.pid])
         assert running.returncode is None or running.wait() == 1
-        assert running.stderr
         assert running.stderr.read() == job_server.SERVER_LOST_MESSAGE
     assert not [path for path in Path(job_server.SOCKET_FOLDER).iterdir() if path.name != "lock"], (
         "sockets are left behind"

@@ -1,7 +1,5 @@
 """The files of `fedpipe new-algorithm` work without edits."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -84,19 +82,16 @@ def test_contract_tests_fail_for_algorithm_without_test_file(tmp_path: Path) -> 
         ("mine", "tests/algorithms/test_mine.py"),
     ],
 )
-def test_new_algorithm_rejects_invalid_or_existing_name(
-    name: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_new_algorithm_rejects_invalid_or_existing_name(name: str, problem: str, in_empty_folder: Path) -> None:
     for path in ("fedpipe/algorithms/base.py", "tests/algorithms/test_mine.py"):
-        (tmp_path / path).parent.mkdir(parents=True)
-        (tmp_path / path).write_text("")
+        (in_empty_folder / path).parent.mkdir(parents=True)
+        (in_empty_folder / path).write_text("")
     with pytest.raises(SettingsError, match=f"^'{re.escape(name)}' .*{problem}"):
         new_algorithm.write_algorithm_template(name)
-    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 2
+    assert len([path for path in in_empty_folder.rglob("*") if path.is_file()]) == 2
 
 
-def test_new_algorithm_outside_clone_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("in_empty_folder")
+def test_new_algorithm_outside_clone_is_rejected() -> None:
     with pytest.raises(SettingsError, match=r"^'mine' .* clone of fedpipe"):
         new_algorithm.write_algorithm_template("mine")

@@ -1,7 +1,5 @@
 """A real Slurm for the session, and a clone of the project whose commands run on it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -5,8 +5,6 @@ slurmd processes that declare more memory than the machine has. GPUs are unused 
 like real GPUs. It works with Slurm 22.05 (Debian 12). `missing` lists binaries that are not installed.
 """
 
-from __future__ import annotations
-
 import getpass
 import os
 import re

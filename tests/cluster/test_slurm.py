@@ -4,8 +4,6 @@ Jobs of faulty_algorithms.py are slow until the test has observed them and calls
 not depend on the speed of the machine.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

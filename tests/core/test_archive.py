@@ -1,7 +1,5 @@
 """Packs, which contain the small files of a folder."""
 
-from __future__ import annotations
-
 import copy
 import io
 import os

@@ -1,7 +1,5 @@
 """Callbacks receive all rounds, do not change results, and do not stop a run if they fail."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Code digests: which edits change them, and equality in all Python versions."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import os

@@ -1,7 +1,5 @@
 """Code digests of users' modules for each way to use other code, from code_forms.yaml."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The digest of settings is pinned, because a change would change every key."""
 
-from __future__ import annotations
-
 import pytest
 
 from fedpipe.core.hashing import compute_json_digest

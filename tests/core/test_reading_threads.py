@@ -1,7 +1,5 @@
 """Tables are read in one thread, because a process with threads of Arrow sometimes aborts when it exits."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

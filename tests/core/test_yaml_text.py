@@ -1,7 +1,5 @@
 """Users' YAML: hostile texts are rejected quickly with one message, and aliases are separate objects."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Fixtures of tests with Hugging Face's library."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

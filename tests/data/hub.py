@@ -1,7 +1,5 @@
 """A local server that replaces the Hugging Face hub for one repository of a data set."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Repositories in the format of Hugging Face's library, in the working directory."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any

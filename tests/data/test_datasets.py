@@ -1,7 +1,5 @@
 """Published data sets in small files of their formats, users' files, and real data sets of a mirror."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io
@@ -514,7 +512,6 @@ def test_csv_error_shows_working_conversion_command(name: str, separator: str) -
     assert message.startswith(f"{name} can't be read as Parquet")
     assert message.endswith(f"set dataset.path to {parquet_path}.")
     match = re.search('Type `python -c "(.*)"`', message)
-    assert match
     exec(match[1])
     assert pd.read_parquet(parquet_path).equals(frame)
 

@@ -1,7 +1,5 @@
 """Files from mirrors, the cache, and HTTP servers with and without faults."""
 
-from __future__ import annotations
-
 import hashlib
 import threading
 from collections.abc import Callable, Iterator
@@ -282,7 +280,6 @@ def test_pinned_and_unpinned_files_come_from_mirror_folder(make_fetcher: Callabl
 def test_fetcher_downloads_pinned_file_once(server: Server, make_fetcher: Callable[..., Fetcher]) -> None:
     fetch = make_fetcher(server.address)
     path = fetch.fetch_unpinned("own.npz")
-    assert path is not None
     assert path.read_bytes() == WHOLE
     path = fetch.fetch_pinned("own.npz", SHA256)
     assert path.read_bytes() == WHOLE
@@ -295,7 +292,6 @@ def test_fetcher_downloads_unpinned_file_each_time(server: Server, make_fetcher:
     make_fetcher(server.address).fetch_unpinned("own.npz")
     server.content = b"another"
     path = make_fetcher(server.address).fetch_unpinned("own.npz")
-    assert path is not None
     assert path.read_bytes() == b"another"
 
 
@@ -306,7 +302,6 @@ def test_fetcher_discards_partial_file_of_unpinned_file(
     part.parent.mkdir(parents=True)
     part.write_bytes(b"of another file")
     path = make_fetcher(server.address).fetch_unpinned("own.npz")
-    assert path is not None
     assert path.read_bytes() == WHOLE
     assert server.ranges == [None]
 

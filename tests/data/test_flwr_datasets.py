@@ -1,9 +1,6 @@
 """The scheme `flwr-datasets`: equal partitions as in the library, and errors with keys of params.yaml."""
 
-from __future__ import annotations
-
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -114,10 +111,8 @@ def test_flwr_datasets_rejects_arguments_that_do_not_fit_samples(
         assign_samples(scheme, LABELS, TEST, clients, "official", 0, 0)
 
 
-def test_flwr_datasets_plan_hashes_arguments_and_checks_library(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("in_empty_folder")
+def test_flwr_datasets_plan_hashes_arguments_and_checks_library(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def make_plan(arguments: dict[str, Any], **partition: Any) -> planner.NewPlan:
         rule = {"scheme": "flwr-datasets", "partitioner": "DirichletPartitioner", "arguments": arguments}

@@ -1,7 +1,5 @@
 """Generated samples have the shape of a published data set, are reproducible, and have different keys."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Run studies/natural on generated samples with the columns of the real repositories."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

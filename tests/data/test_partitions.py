@@ -510,7 +510,6 @@ def test_file_scheme_reads_split_column(tmp_path: Path) -> None:
         note=["a", "b", "c", "d"],
     )
     pairs = partition_labels(scheme, np.array([0, 0, 1, 1]), 2)
-    assert pairs.split is not None
     assert pairs.split.tolist() == ["train", "train", "validation", "test"]
 
 

@@ -1,7 +1,5 @@
 """Users' files: `fedpipe download` adds their SHA-256 to the study, and the plan rejects changed files."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

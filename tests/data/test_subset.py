@@ -7,6 +7,8 @@ from fedpipe.data.assignment import Assignment
 from fedpipe.planning.partition import select_sample_subset
 from tests import small_studies as studies
 
+pytestmark = pytest.mark.usefixtures("in_empty_folder")
+
 LABELS = np.repeat(np.arange(4), [400, 200, 100, 100])
 TEST = np.arange(800) % 4 == 0
 
@@ -25,8 +27,7 @@ def test_sample_subset_is_reproducible_and_not_a_prefix() -> None:
     assert np.array_equal(select_sample_subset(LABELS, TEST, 800), np.arange(800))
 
 
-def test_assignment_contains_only_samples_of_subset(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_assignment_contains_only_samples_of_subset() -> None:
     plan = studies.prepare(studies.settings(dataset={"subset": 200}))
     assignment = Assignment.read(layout.get_assignment_path(*plan.partitions))
     samples = np.concatenate([*assignment.train, *assignment.test])
@@ -35,8 +36,7 @@ def test_assignment_contains_only_samples_of_subset(tmp_path, monkeypatch) -> No
     assert np.array_equal(np.sort(np.concatenate(assignment.test)), assignment.global_test)
 
 
-def test_subset_is_in_partition_settings_only_if_set(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_subset_is_in_partition_settings_only_if_set() -> None:
     (plain,), (small,) = (
         studies.prepare(studies.settings(dataset=dataset)).partitions.values() for dataset in ({}, {"subset": 200})
     )
@@ -44,8 +44,7 @@ def test_subset_is_in_partition_settings_only_if_set(tmp_path, monkeypatch) -> N
     assert small["dataset"]["subset"] == 200
 
 
-def test_subset_without_test_samples_error_suggests_larger_subset(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_subset_without_test_samples_error_suggests_larger_subset() -> None:
     with pytest.raises(SettingsError) as error:
         studies.prepare(studies.settings(dataset={"subset": 4}, federation={"clients": 2}))
     assert str(error.value).startswith("dataset.split: 'official' needs a test set, but the 4 samples")

@@ -1,7 +1,5 @@
 """Token ids of words in the training samples."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

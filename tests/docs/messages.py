@@ -6,8 +6,6 @@ A message is a text in the code of a function or setting with at least three wor
 texts, descriptions of settings, captions and printed lines. Docstrings are not messages.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Blocks of code and commands in README.md and other pages."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """docs/all-methods.md matches its stored numbers, its study, and the registered methods."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import sys

@@ -1,10 +1,7 @@
 """Run the study and the program of docs/check-method.md."""
 
-from __future__ import annotations
-
 import contextlib
 import io
-from pathlib import Path
 
 import pytest
 import yaml
@@ -16,11 +13,9 @@ PAGE = "docs/check-method.md"
 
 
 @pytest.mark.parametrize("noise", [{}, {"feature_noise": 0.1, "label_noise": 0.3}])
-def test_plain_loop_of_page_computes_almost_equal_models(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noise: dict[str, float]
-) -> None:
+@pytest.mark.usefixtures("in_empty_folder")
+def test_plain_loop_of_page_computes_almost_equal_models(noise: dict[str, float]) -> None:
     """With noise, each client has separate rows."""
-    monkeypatch.chdir(tmp_path)
     code = {block.language: block.text for block in blocks(PAGE)}
     study = yaml.safe_load(code["yaml"])
     study["dataset"] |= noise

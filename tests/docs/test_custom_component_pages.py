@@ -1,7 +1,5 @@
 """Plan each study, train each network and check each algorithm of docs/custom-model.md and docs/custom-algorithm.md."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import sys

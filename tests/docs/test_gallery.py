@@ -1,7 +1,5 @@
 """The gallery contains every algorithm of the four papers, and the baselines of other papers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

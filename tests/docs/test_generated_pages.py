@@ -1,7 +1,5 @@
 """The Markdown of docstrings and settings, and the generated pages in docs."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from collections.abc import Iterator
@@ -109,16 +107,15 @@ def test_commands_page_is_up_to_date_and_has_every_option() -> None:
     assert "--help`:" not in page
 
 
-def test_write_docs_writes_all_pages_and_needs_docs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_write_docs_writes_all_pages_and_needs_docs_folder(in_empty_folder: Path) -> None:
     with pytest.raises(SettingsError, match=r"^docs: "):
         pages.write_docs()
-    (tmp_path / "docs").mkdir()
+    (in_empty_folder / "docs").mkdir()
     pages.write_docs()
-    paths = [path for path in tmp_path.rglob("*") if path.is_file()]
+    paths = [path for path in in_empty_folder.rglob("*") if path.is_file()]
     assert len(paths) == 8
     for path in paths:
-        assert path.read_bytes() == (ROOT / path.relative_to(tmp_path)).read_bytes(), "type `make docs`"
+        assert path.read_bytes() == (ROOT / path.relative_to(in_empty_folder)).read_bytes(), "type `make docs`"
 
 
 @pytest.mark.parametrize("kind", component.COMPONENT_KINDS, ids=lambda kind: kind.plural)

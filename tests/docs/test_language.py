@@ -1,7 +1,5 @@
 """Docstrings, comments, messages and pages follow the language rules of CONTRIBUTING.md."""
 
-from __future__ import annotations
-
 import ast
 import io
 import re

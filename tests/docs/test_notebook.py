@@ -1,7 +1,5 @@
 """The stored outputs of examples/results.ipynb match a fresh execution and have no noise."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """docs/outputs.md has the runs and methods of the demo, in the formats that the commands print."""
 
-from __future__ import annotations
-
 import re
 
 import yaml

@@ -1,7 +1,5 @@
 """The overview table of docs/algorithms.md matches the algorithms and their tests."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

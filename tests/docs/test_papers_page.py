@@ -1,7 +1,5 @@
 """The table of verdicts in docs/papers.md, computed again from the stored numbers of each preset."""
 
-from __future__ import annotations
-
 import re
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """Run the studies of docs/pretrained.md with a local repository of Hugging Face's library and generated weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

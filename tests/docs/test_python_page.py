@@ -1,7 +1,5 @@
 """docs/python.md lists the complete public interface, and nothing else."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import re

@@ -1,7 +1,5 @@
 """docs/readings.md matches the stored runs of its studies."""
 
-from __future__ import annotations
-
 import importlib
 import shutil
 from pathlib import Path
@@ -50,10 +48,8 @@ def test_readings_tables_match_stored_runs(program: ModuleType) -> None:
     assert program.write_tables(page) == page, "run python benchmarks/readings.py"
 
 
-def test_readings_table_shows_published_numbers_and_commits(
-    program: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("in_empty_folder")
+def test_readings_table_shows_published_numbers_and_commits(program: ModuleType) -> None:
     READING.parent.mkdir(parents=True)
     READING.write_text(STUDY)
     plan = planner.make_plan(READING)
@@ -104,10 +100,8 @@ def test_readings_table_shows_published_numbers_and_commits(
         program.write_tables(page)
 
 
-def test_feddw_gradient_program_prints_two_norms_per_participant(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("in_empty_folder")
+def test_feddw_gradient_program_prints_two_norms_per_participant(capsys: pytest.CaptureFixture[str]) -> None:
     plan = finish(studies.settings(("feddw",), rounds=2))
     (program,) = (block.text for block in blocks("docs/readings.md") if block.language == "python")
     capsys.readouterr()

@@ -1,7 +1,5 @@
 """The studies and code of README.md and other pages run as written. tests/pipeline runs their commands."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import inspect
 import re

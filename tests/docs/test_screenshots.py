@@ -1,7 +1,5 @@
 """The program that takes the screenshots of the docs, with a short study."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

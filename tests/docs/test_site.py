@@ -1,7 +1,5 @@
 """The site that `make docs-site` builds from the documentation has all pages and valid links."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

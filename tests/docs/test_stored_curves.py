@@ -1,7 +1,5 @@
 """The tables of docs/papers.md that average over rounds, computed again from the stored curves."""
 
-from __future__ import annotations
-
 import functools
 import re
 

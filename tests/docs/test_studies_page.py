@@ -1,7 +1,5 @@
 """docs/studies.md: each study is planned."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

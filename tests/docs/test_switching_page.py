@@ -1,7 +1,5 @@
 """Each setting, parameter and hook that docs/switching.md offers as a replacement exists in fedpipe."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """docs/tuned-methods.md matches its stored numbers and its study."""
 
-from __future__ import annotations
-
 import importlib
 from types import ModuleType
 
@@ -31,7 +29,6 @@ def test_stored_numbers_cover_each_method_seed_and_tuning(program: ModuleType, m
     }
     assert {*zip(numbers["algorithm"], numbers["tuning"], numbers["seed"], strict=True)} == expected
     assert numbers["key"].str.fullmatch("[0-9a-f]{12}").all()
-    assert plan.tuning is not None
     page = program.PAGE.read_text()
     assert f"{plan.tuning.draws} draws" in page
     for key, value_range in plan.tuning.over.items():

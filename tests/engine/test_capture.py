@@ -1,7 +1,5 @@
 """Steps for GPUs, tested on a CPU. No operation uses the host, and recorded steps have the bits of plain steps."""
 
-from __future__ import annotations
-
 import csv
 import functools
 from pathlib import Path

@@ -1,7 +1,5 @@
 """If all clients predict with the global model, its logits are computed once. The metrics do not change."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest

@@ -1,7 +1,5 @@
 """Noise in the features and labels of the clients."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -3,8 +3,6 @@
 No GPU is needed, because the CPU simulates one with its own arithmetic (`tests/fake_device.py`).
 """
 
-from __future__ import annotations
-
 import shutil
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Evaluation of clients before and after training, and class counts, for every algorithm."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Cases that the small clients of the contract test do not cover, such as data in several chunks and images."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A frozen base computes its features once. Runs on features equal runs of the complete network."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any

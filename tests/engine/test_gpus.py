@@ -1,7 +1,5 @@
 """Several jobs on one machine use different GPUs."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,7 +23,6 @@ def start_job(folder: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     ) as process:
-        assert process.stdout
         try:
             yield process, int(process.stdout.readline())
         finally:

@@ -1,7 +1,5 @@
 """A thread reuses the memory pages that it has freed."""
 
-from __future__ import annotations
-
 import ctypes
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Hooks for random numbers, participants, local steps and several trained parts, with methods that need them."""
 
-from __future__ import annotations
-
 import importlib
 import math
 from collections.abc import Sequence
@@ -97,7 +95,6 @@ class NoisySteps(FedAvg):
 
     def step(self, client: State, batch: Batch, gradient: Any) -> State:
         g = gradient(client)
-        assert batch.noise_key is not None
         return gradient.descend(client, g + self.scale * draw_normal(batch.noise_key, "gradient", g))
 
 

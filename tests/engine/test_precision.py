@@ -1,7 +1,5 @@
 """Training with `federation.precision: bfloat16`."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 
@@ -129,11 +127,10 @@ def test_bfloat16_training_with_normalization_is_close_to_float32(make_trial, ma
         assert 0 < compute_relative_distance(outcome.upload["model"], expected.upload["model"], initial) < 0.3
 
 
-def test_run_key_depends_on_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_run_key_depends_on_precision(in_empty_folder: Path) -> None:
     keys = {}
     for precision in (None, "full", "bfloat16"):
-        studies.write(studies.settings(federation={"precision": precision} if precision else {}), tmp_path)
+        studies.write(studies.settings(federation={"precision": precision} if precision else {}), in_empty_folder)
         plan = planner.make_plan(Path("params.yaml"))
         keys[precision] = plan.runs[0].key
     assert keys[None] == keys["full"] != keys["bfloat16"]

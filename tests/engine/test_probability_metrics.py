@@ -1,7 +1,5 @@
 """The area under the ROC curve, and the bins of the calibration error."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Pruning of a run's states if several studies share the run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +16,8 @@ ROUNDS = 6
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def run(in_empty_folder: Path) -> Any:
     """A run of six rounds with the states of all rounds."""
-    monkeypatch.chdir(tmp_path)
     (run,) = studies.open_runs(studies.prepare(studies.settings(("scaffold",), ROUNDS)))
     list(run.run_segment(ROUNDS))
     return run
@@ -55,10 +52,8 @@ def test_pruning_for_longer_study_keeps_states_of_shorter_study(run: Any) -> Non
             assert run.files.get_round_files(last).client_states.exists()
 
 
-def test_study_planned_during_run_keeps_rounds_and_plans_are_read_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("in_empty_folder")
+def test_study_planned_during_run_keeps_rounds_and_plans_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     (run,) = studies.open_runs(
         studies.prepare(studies.settings(("scaffold",), ROUNDS, artifacts={"keep_models": "last"}))
     )
@@ -83,11 +78,9 @@ def test_unreadable_plan_prevents_pruning(run: Any) -> None:
 
 
 @pytest.mark.parametrize("keep_models", ["last", 3])
-def test_segment_removes_each_state_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep_models: str | int
-) -> None:
+@pytest.mark.usefixtures("in_empty_folder")
+def test_segment_removes_each_state_once(monkeypatch: pytest.MonkeyPatch, keep_models: str | int) -> None:
     """Therefore the time of a run grows linearly with its rounds. A complete search finds no other states to delete."""
-    monkeypatch.chdir(tmp_path)
     settings = studies.settings(("scaffold",), ROUNDS, artifacts={"keep_models": keep_models})
     (run,) = studies.open_runs(studies.prepare(settings))
     removed_paths: list[Path] = []

@@ -1,7 +1,5 @@
 """The learning rate by round, local steps instead of epochs, and clipped gradients, compared with PyTorch's."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Clients of stacks, widths of stacks, and batch plans of passes."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 

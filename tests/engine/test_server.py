@@ -1,7 +1,5 @@
 """The server's side of a round: running statistics by the federation's rule, and the server's optimizers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """BatchNorm, dropout and transforms have equal results alone and in a stack, for all values of `buffers`."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

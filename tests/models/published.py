@@ -1,7 +1,5 @@
 """Weights in the published formats of torchvision and timm, with random values, and a server for these files."""
 
-from __future__ import annotations
-
 import functools
 import http.server
 import threading
@@ -19,6 +17,13 @@ from fedpipe.core.storage.files import compute_file_sha256
 from fedpipe.models.torchvision import Torchvision
 
 TIMM_REPOSITORY = "timm/test_vit.r160_in1k"
+
+
+class MaliciousPickle:
+    """Reading this object from a pickle writes a file."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (Path("mischief"),)
 
 
 def randomize(network: nn.Module, seed: int = 4) -> dict[str, Tensor]:

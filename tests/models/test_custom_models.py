@@ -1,7 +1,5 @@
 """A custom model is a class or a function in a custom module."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Iterator

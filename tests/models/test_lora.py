@@ -1,7 +1,5 @@
 """LoRA: clients train and upload only the head and low-rank matrices of frozen layers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,8 +19,7 @@ SECTION = {"name": "timm", "architecture": "test_vit", "weights": "weights.safet
 
 
 @pytest.fixture(autouse=True)
-def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tensor]:
-    monkeypatch.chdir(tmp_path)
+def weights(in_empty_folder: Path) -> dict[str, torch.Tensor]:
     path, tensors = published.write_timm_weights(Path())
     path.rename("weights.safetensors")
     return tensors

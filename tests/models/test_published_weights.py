@@ -1,7 +1,5 @@
 """Weights of torchvision and timm: downloaded by `fedpipe download`, pinned in the key, and read offline."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """All models have equal results in a stack and one by one, with dropout, BatchNorm and a client with one sample."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Initial weights of any model from a file, whose SHA-256 is part of the key."""
 
-from __future__ import annotations
-
 import shutil
 import textwrap
 from pathlib import Path
@@ -22,6 +20,7 @@ from fedpipe.planning import planner
 from fedpipe.planning.run_settings import RunSettings
 from fedpipe.settings import parser
 from tests import small_studies as studies
+from tests.models import published
 
 SHAPE, CLASSES = (1, 8, 8), 10
 CUSTOM_MODULE = textwrap.dedent(
@@ -64,12 +63,7 @@ def enter_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def make_state(model: dict[str, Any], seed: int = 3) -> dict[str, Tensor]:
     """A state dict of the section's network, with random numbers."""
     family: Any = registry.parse_component(component.MODEL, model)
-    random = torch.Generator().manual_seed(seed)
-    initial_state = family.build(SHAPE, CLASSES).state_dict()
-    return {
-        name: torch.rand(value.shape, generator=random) / 10 + 0.01 if value.is_floating_point() else value
-        for name, value in initial_state.items()
-    }
+    return published.randomize(family.build(SHAPE, CLASSES), seed)
 
 
 def make_study(model: dict[str, Any], tensors: Any = None, path: str = "start.pt", **sections: Any) -> dict[str, Any]:
@@ -204,13 +198,10 @@ def test_weights_of_different_network_are_rejected_with_tensor_name(
     assert "\n" not in str(error.value)
 
 
-class MaliciousPickle:
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (Path("mischief"),)
-
-
 @pytest.mark.parametrize(
-    "tensors", [{"head.weight": MaliciousPickle()}, [torch.zeros(1)], MaliciousPickle()], ids=["member", "list", "file"]
+    "tensors",
+    [{"head.weight": published.MaliciousPickle()}, [torch.zeros(1)], published.MaliciousPickle()],
+    ids=["member", "list", "file"],
 )
 def test_weights_file_with_other_objects_is_rejected_and_not_executed(tensors: Any) -> None:
     with pytest.raises(SettingsError, match=r"^model\.weights: start\.pt can't be read \("):

@@ -1,7 +1,5 @@
 """Studies of the papers are planned without their data, and have the runs of the paper."""
 
-from __future__ import annotations
-
 import functools
 import re
 import sys

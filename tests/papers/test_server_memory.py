@@ -1,7 +1,5 @@
 """Server elements that are computed without a run match the state of each method and Table 7 of cwFedAvg."""
 
-from __future__ import annotations
-
 import pytest
 from torch.utils import _pytree as pytree
 

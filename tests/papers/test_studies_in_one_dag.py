@@ -1,7 +1,5 @@
 """A combined plan of studies has each run once with its maximum number of rounds, without unavailable runs."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -18,15 +16,14 @@ from tests import small_studies as studies
 
 
 @pytest.fixture
-def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Plan, Plan]:
+def plans(in_empty_folder: Path) -> tuple[Plan, Plan]:
     """Two studies that share a run, with five rounds in one study and two in the other."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "studies/a").mkdir(parents=True)
+    (in_empty_folder / "studies/a").mkdir(parents=True)
 
     def plan_study(name: str, rounds: int, **others: Any) -> Plan:
         params = studies.settings(("fedavg", "feddw"), rounds, **others)
-        studies.write(params, tmp_path)
-        (tmp_path / "params.yaml").rename(path := Path(f"studies/a/{name}.yaml"))
+        studies.write(params, in_empty_folder)
+        (in_empty_folder / "params.yaml").rename(path := Path(f"studies/a/{name}.yaml"))
         planner.write_plan(planner.make_plan(path))
         return Plan.read(layout.StudyFiles.from_params(path).plan)
 

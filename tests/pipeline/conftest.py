@@ -1,7 +1,5 @@
 """Real snakemake, dvc and git in a copy of the project."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Code edits rerun only what depends on the edited code."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The example of custom data and a custom network in docs/custom-data.md, as written."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

@@ -4,8 +4,6 @@ The samples are real if the mirror of FEDPIPE_MIRROR has the data set. Otherwise
 classes, in an .npz or Parquet file of a local mirror (tests/data has files in the published formats).
 """
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

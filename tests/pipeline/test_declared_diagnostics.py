@@ -1,7 +1,5 @@
 """Diagnostics of params.yaml: snakemake computes them, and an edit of them trains nothing."""
 
-from __future__ import annotations
-
 import pyarrow.parquet as pq
 import pytest
 

@@ -1,7 +1,5 @@
 """DVC stages that run Snakemake: reproduction, recording, and clones."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

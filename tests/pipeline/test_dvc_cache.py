@@ -1,7 +1,5 @@
 """No command changes files of DVC's cache, no matter whether it uses copies, hard links or symbolic links."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The table of experiments that `dvc exp show` prints of the shipped study."""
 
-from __future__ import annotations
-
 import csv
 import io
 from pathlib import Path

@@ -1,7 +1,5 @@
 """docs/dvc.md: run all blocks of commands in order, and compare their numbers with runs without DVC."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import io

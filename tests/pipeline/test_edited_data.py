@@ -1,7 +1,5 @@
 """Edited data and edited partition settings of finished runs are rejected."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import yaml

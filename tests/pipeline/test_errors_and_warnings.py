@@ -1,7 +1,5 @@
 """Errors for wrong options of snakemake, and warnings about a study before it runs."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

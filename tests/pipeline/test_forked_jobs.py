@@ -1,7 +1,5 @@
 """Jobs of a local snakemake are forks of one server process with imported modules, and end with snakemake."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

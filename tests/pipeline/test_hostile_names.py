@@ -1,7 +1,5 @@
 """Hostile names of clones, studies and archive members: they run no commands and write no files outside the clone."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """`snakemake papers` with preset smoke: some studies of the papers, their pages in a browser, and the DVC record."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """docs/dvc.md, "Merge two branches": both sides have results, and one has dropped a method."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests import small_studies as studies

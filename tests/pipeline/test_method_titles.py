@@ -1,7 +1,5 @@
 """Titles of methods change tables and figures, but no runs."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests import small_studies as studies

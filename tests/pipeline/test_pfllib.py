@@ -1,7 +1,5 @@
 """docs/pfllib.md, block by block, with a folder in the format of PFLlib."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

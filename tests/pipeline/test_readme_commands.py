@@ -1,7 +1,5 @@
 """Commands of README, its follow-up pages, and CONTRIBUTING, run in order."""
 
-from __future__ import annotations
-
 import shlex
 
 import pytest

@@ -1,7 +1,5 @@
 """Snakemake's report of a study, as a browser shows it."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import re

@@ -1,7 +1,5 @@
 """`fedpipe run` prints a snakemake command and executes it."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Several studies in one clone: each has its own table and figures, and shares runs with the others."""
 
-from __future__ import annotations
-
 import csv
 import fcntl
 import hashlib

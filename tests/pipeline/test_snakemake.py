@@ -1,7 +1,5 @@
 """The DAG, run with the commands that users type."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Hyperparameter search in the DAG: complete, edited, killed and resumed, and recorded with DVC."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

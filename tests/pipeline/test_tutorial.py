@@ -1,7 +1,5 @@
 """docs/tutorial.md in order, on digits: the study file, its commands, and the custom method."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """docs/dvc.md, "Fetch a colleague's experiment": two clones of a bare repository, and a DVC remote between them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`-S KEY=VALUE` of plan, run, show and status: a derived study in a file whose name contains the changed keys."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Any
@@ -34,10 +32,9 @@ presets:
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def folder(in_empty_folder: Path) -> Path:
     Path("params.yaml").write_text(BASE)
-    return tmp_path
+    return in_empty_folder
 
 
 def derive(*options: str, base: str = "params.yaml") -> DerivedStudy:

@@ -1,7 +1,5 @@
 """`federation.drift`: draws, run keys, and invalid settings."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

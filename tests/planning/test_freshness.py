@@ -1,7 +1,5 @@
 """Freshness of a plan: fresh, stale or unknown."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

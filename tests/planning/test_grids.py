@@ -1,7 +1,5 @@
 """Unused parameters of partition schemes, incomplete grid keys, and missing data sets of grids and presets."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`federation.held_out` and `report.clients`: draws, run keys, and invalid combinations."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs, run keys and files of a plan."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import json

@@ -1,7 +1,5 @@
 """Random studies from the schema of params.yaml. Each is planned or rejected with messages. Planned studies run."""
 
-from __future__ import annotations
-
 import random
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Hyperparameter search in the plan: values of the draws, one run per draw and seed, and the plan after each rung."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -41,7 +39,6 @@ def plan_study(tune: dict[str, Any] | None = None, **sections: Any) -> planner.N
 
 def write_result(plan: Plan, rounds: int, selected: tuple[int, ...]) -> None:
     """Write the result of a rung in which these draws are the best of each method."""
-    assert plan.tuning is not None
     found, rungs = [], plan.read_rungs()
     for index, planned in enumerate(plan.tuning.searches):
         draws = rungs[-1].searches[index].selected if rungs else range(plan.tuning.draws)
@@ -97,7 +94,6 @@ def test_search_draws_cover_range_evenly() -> None:
 
 def test_search_has_same_number_of_draws_for_each_method() -> None:
     plan = plan_study()
-    assert plan.tuning is not None
     assert [(planned.algorithm, len(planned.candidates)) for planned in plan.tuning.searches] == [
         ("fedavg", 4),
         ("fedprox", 4),
@@ -123,7 +119,6 @@ def test_search_ranks_method_by_its_own_protocol() -> None:
         algorithms={"fedavg": {"protocol": "finetuned-on-local"}},
         evaluation={"protocols": ["personal-on-local", "finetuned-on-local"]},
     )
-    assert plan.tuning is not None
     assert [planned.protocol for planned in plan.tuning.searches] == [
         "finetuned-on-validation",
         "personal-on-validation",
@@ -134,7 +129,6 @@ def test_search_ranks_method_by_its_own_protocol() -> None:
 
 def test_each_grid_point_has_its_own_search() -> None:
     plan = plan_study(study={"seeds": [0], "grid": {"partition.alpha": [0.1, 0.5]}})
-    assert plan.tuning is not None
     assert [(planned.algorithm, planned.grid) for planned in plan.tuning.searches][:1] == [
         ("fedavg", {"partition.alpha": 0.1})
     ]
@@ -160,7 +154,6 @@ def test_plan_without_tune_section_contains_no_tuning() -> None:
 
 def test_search_counts_draws_with_equal_values_once() -> None:
     plan = plan_study({"over": {"federation.batch_size": {"choice": [16, 32, 64]}}, "draws": 8, "rungs": [1, 2]})
-    assert plan.tuning is not None
     candidates = plan.tuning.searches[0].candidates
     sizes = [candidate.values["federation.batch_size"] for candidate in candidates]
     ranking = sorted(range(8), key=lambda draw: (sizes[draw], draw))
@@ -196,7 +189,6 @@ def test_plan_follows_rung_results_until_winners_run() -> None:
     assert [(cell.algorithm, cell.grid["tuning"], cell.seed) for cell in plan.cells] == [
         (label, tuning, seed) for label in plan.algorithms for tuning in ("tuned", "default") for seed in (0, 1)
     ]
-    assert made.tuning is not None
     values = made.tuning.searches[1].candidates[1].values
     winner = plan.cells[4]
     settings, default = RunSettings.read(winner.files.settings), RunSettings.read(plan.cells[6].files.settings)
@@ -234,7 +226,6 @@ def test_changed_search_ignores_earlier_rung_results() -> None:
 
 def test_method_without_search_range_has_no_draws() -> None:
     plan = plan_study({"over": {"algorithms.fedprox.mu": {"log": [0.01, 1]}}})
-    assert plan.tuning is not None
     assert [len(planned.candidates) for planned in plan.tuning.searches] == [0, 4]
 
 

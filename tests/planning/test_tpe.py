@@ -1,7 +1,5 @@
 """Draws of Optuna's TPE depend on ranking and seed, extend the plan after each rung, and respect its upper bound."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
@@ -61,7 +59,6 @@ def finish_rung(target: float) -> Rung:
     """Finish the next rung as `fedpipe rank` does. The best learning rate is the nearest to a target."""
     plan = planner.make_plan()
     rungs, tuning = plan.read_rungs(), plan.add_search_results().tuning
-    assert tuning is not None
     number, found = len(rungs), []
     for index, planned in enumerate(tuning.searches):
         draws = tuning.list_rung_draws(planned, number, rungs[-1].searches[index].selected if rungs else ())
@@ -129,8 +126,6 @@ def test_tpe_samples_are_near_best_draws() -> None:
 
 def test_tpe_plan_has_first_batch_and_upper_bound_of_runs() -> None:
     sobol, plan = plan_study(sampler="sobol"), plan_study()
-    assert plan.tuning is not None
-    assert sobol.tuning is not None
     assert plan.tuning.batch_sizes == (8, 4, 2)
     assert plan.tuning.searches == sobol.tuning.searches, "all methods share the values of the first batch"
     assert plan.search_digest != sobol.search_digest
@@ -163,7 +158,6 @@ def test_tpe_adds_batch_after_each_rung_until_winners_run() -> None:
     assert [new.draw for new in fedavg.new_draws] == [new.draw for new in fedprox.new_draws] == [8, 9, 10, 11]
     assert fedavg.new_draws != fedprox.new_draws
     resolved = Plan.read(plan.study_files.plan)
-    assert resolved.tuning is not None
     rounds = {cell.grid["tuning"]: cell.rounds for cell in resolved.add_search_results(has_draws=True).cells}
     assert {int(name[5:]) for name, last in rounds.items() if last == 2} == {
         *(draw for result in first.searches for draw in result.selected),
@@ -181,7 +175,6 @@ def test_tpe_adds_batch_after_each_rung_until_winners_run() -> None:
     assert not any(result.new_draws for result in last.searches)
     resolved = Plan.read(plan.study_files.plan)
     assert not resolved.is_searching
-    assert resolved.tuning is not None
     assert [len(planned.draws) for planned in resolved.tuning.searches] == [14, 14]
     assert "later runs" not in search.describe_largest_search_size(resolved)
     new_draws = [line for line in resolved.run_descriptions if "tuning=draw 13" in line]
@@ -209,7 +202,6 @@ def test_tpe_draws_depend_on_ranking_and_first_seed() -> None:
 
 def test_tpe_ranks_draws_of_later_rungs_first_and_diverged_draws_last() -> None:
     plan = plan_study()
-    assert plan.tuning is not None
     planned = plan.tuning.searches[0]
 
     def make_result(*scores: tuple[int, bool]) -> RungSearch:

@@ -1,7 +1,5 @@
 """Plan warnings about methods that have no effect or equal another method."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -222,11 +220,8 @@ def test_results_table_is_followed_by_plan_warnings() -> None:
         ({"split": "pooled", "test_fraction": 0.4, "subset": 30}, None),
     ],
 )
-def test_plan_warns_about_clients_without_test_samples(
-    dataset: dict[str, Any], problem: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plan_warns_about_clients_without_test_samples(dataset: dict[str, Any], problem: str | None) -> None:
     """A fifth of three samples rounds down to zero. The plan contains only the first seed's warning."""
-    monkeypatch.chdir(tmp_path)
     settings = studies.settings(dataset={"name": "digits"} | dataset, study={"seeds": [0, 1]})
     studies.prepare(settings | {"partition": {"scheme": "iid"}})
     plan = planner.make_plan()

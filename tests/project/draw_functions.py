@@ -6,8 +6,6 @@ Each line is a module with the function's class, name and arguments, and the typ
 parentheses. Cover the docstring: what does the function do?
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import random

@@ -1,7 +1,5 @@
 """Each program in benchmarks/ runs at a tiny size and prints consistent numbers."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import json

@@ -1,7 +1,5 @@
 """GitHub and pre-commit run the commands of `make`, and their files exist."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

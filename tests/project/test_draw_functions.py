@@ -1,7 +1,5 @@
 """draw_functions.py draws all kinds of functions except dunder methods, and repeats the draw of a seed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

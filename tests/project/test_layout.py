@@ -1,7 +1,5 @@
 """The layout of the package and of its tests. `lint-imports` checks the imports."""
 
-from __future__ import annotations
-
 import ast
 import tomllib
 from collections import Counter

@@ -1,7 +1,5 @@
 """License, citation and versions in the files of the repository agree with the package."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Small result folders, with numbers that are easy to check by hand."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -167,9 +165,8 @@ def rounds(server: Sequence[int], clients: Sequence[Counts]) -> list[dict[str, C
 
 
 @pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tree]:
+def make(in_empty_folder: Path) -> Callable[..., Tree]:
     """Return a function that makes a study in a new working directory."""
-    monkeypatch.chdir(tmp_path)
     return Tree
 
 

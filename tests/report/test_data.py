@@ -1,7 +1,5 @@
 """Commands read each file of a study once."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Forecasts of a study from earlier runs with the same model and data."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

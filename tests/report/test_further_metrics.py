@@ -1,7 +1,5 @@
 """Tables, curves and best values of AUC, ECE and NLL. A lower ECE and NLL is better."""
 
-from __future__ import annotations
-
 import math
 
 import pyarrow as pa

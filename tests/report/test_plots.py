@@ -1,7 +1,5 @@
 """The data of DVC's plots, for small studies that are easy to check by hand."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Friedman's test, comparisons of pairs, and the critical-difference diagram."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import io

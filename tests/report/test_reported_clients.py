@@ -1,7 +1,5 @@
 """`report.clients`: tables, curves and statistics of seen clients, new clients, or both."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Fairness, cost to a target, class statistics and differences to a baseline, against scikit-learn and scipy."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The progress that `fedpipe status` reads from a study's files and job records."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import io

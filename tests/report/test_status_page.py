@@ -1,7 +1,5 @@
 """The page of `fedpipe status --html`: its content, its safety, and its display in a browser."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -3,8 +3,6 @@
 The real packages write without a network: TensorBoard's event files, MLflow's SQLite database, and W&B's offline files.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -201,17 +199,16 @@ def test_tracker_record_has_settings_of_run(study: tuple[Path, NewPlan], tool: s
 
 @pytest.mark.slow
 def test_tracker_record_of_recomputed_run_has_only_new_rounds(
-    study: tuple[Path, NewPlan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    study: tuple[Path, NewPlan], in_empty_folder: Path
 ) -> None:
     """The key of the run does not change, so the record could keep old numbers."""
     pytest.importorskip("tensorboard")
-    monkeypatch.chdir(tmp_path)
     plan = studies.prepare(studies.settings(("fedavg",), 2))
     (run,) = plan.runs
-    run_job(tmp_path, run.path, 2, "tensorboard")
+    run_job(in_empty_folder, run.path, 2, "tensorboard")
     studies.delete_rounds(run.path)
-    run_job(tmp_path, run.path, 1, "tensorboard")
-    ((_, record),) = read_tensorboard(tmp_path).items()
+    run_job(in_empty_folder, run.path, 1, "tensorboard")
+    ((_, record),) = read_tensorboard(in_empty_folder).items()
     assert all(list(values) == [1] for values in record.history.values())
 
 
@@ -228,22 +225,19 @@ def test_tracker_record_of_recomputed_run_has_only_new_rounds(
         ),
     ],
 )
-def test_run_survives_failing_tracker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str], variables: dict[str, str]
-) -> None:
+def test_run_survives_failing_tracker(in_empty_folder: Path, names: list[str], variables: dict[str, str]) -> None:
     pytest.importorskip(names[-1])
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "own.py").write_text(CUSTOM_MODULE)
+    (in_empty_folder / "own.py").write_text(CUSTOM_MODULE)
     plan = studies.prepare(studies.settings(("fedavg",), ROUNDS))
     (run,) = plan.runs
-    output = run_job(tmp_path, run.path, ROUNDS, *names, **variables)
+    output = run_job(in_empty_folder, run.path, ROUNDS, *names, **variables)
     assert output.count("continues without it") == 1
     assert run.files.list_complete_rounds() == list(range(ROUNDS + 1))
     assert run.files.get_segment_manifest_path(ROUNDS).is_file()
 
 
-def test_run_group_contains_all_seeds_of_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("in_empty_folder")
+def test_run_group_contains_all_seeds_of_configuration() -> None:
     params = studies.settings(
         ("fedavg", "fedprox"), 2, study={"seeds": [0, 1], "grid": {"partition.alpha": [0.3, 1.0]}}
     )
@@ -277,7 +271,8 @@ def test_disabled_trackers_are_not_imported() -> None:
     assert output.stdout == "[]\n"
 
 
-def test_tracker_omits_undefined_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("in_empty_folder")
+def test_tracker_omits_undefined_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         results,
         "compute_scores",
@@ -285,7 +280,6 @@ def test_tracker_omits_undefined_scores(tmp_path: Path, monkeypatch: pytest.Monk
             {"metric": "auc", "protocol": ["a-on-b", "c-on-b"], "average": "sample", "score": [0.5, float("nan")]}
         ),
     )
-    monkeypatch.chdir(tmp_path)
     plan = studies.prepare(studies.settings(("fedavg",), 1))
     (run,) = studies.open_runs(plan)
     list(run.run_segment(1))

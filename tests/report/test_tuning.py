@@ -1,7 +1,5 @@
 """The ranking of draws, and the results of a search in the tables."""
 
-from __future__ import annotations
-
 import io
 import json
 import math
@@ -54,9 +52,9 @@ def test_rank_draws_sorts_diverged_draws_last(improvement_sign: int) -> None:
     assert [ranked.score for ranked in rank_draws(scores, improvement_sign)][2:] == [0.9, None, None]
 
 
-def test_search_results_are_in_tables_and_draws_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("in_empty_folder")
+def test_search_results_are_in_tables_and_draws_frame() -> None:
     """Four draws of two values count as two. FedAvg has no range, so its rows are equal. A weight of 1e30 diverges."""
-    monkeypatch.chdir(tmp_path)
     over = {"algorithms.fedprox.mu": {"choice": [1e30, 0.1]}}
     tune = {"over": over, "draws": 4, "rungs": [1, 2], "by": "personal-on-validation", "seeds": [7]}
     sections = {"dataset": {"validation_fraction": 0.2}, "federation": {"batch_size": 8}}
@@ -85,7 +83,6 @@ def test_search_results_are_in_tables_and_draws_frame(tmp_path: Path, monkeypatc
     assert "with seed 7. " in sentence
     assert "They used no test samples." in sentence
     assert "No range concerns FedAvg" in sentence
-    assert isinstance(table, tuning.TextTable)
     assert table.frame[["algorithm", "mu", "draws"]].to_numpy().tolist() == [
         ["FedAvg", "–", "0"],
         ["FedProx", "0.1", "4 (2 different)"],
@@ -95,7 +92,6 @@ def test_search_results_are_in_tables_and_draws_frame(tmp_path: Path, monkeypatc
     )
     by_row = means.set_index(["algorithm", "tuning"])["mean"]
     assert by_row["fedavg", "tuned"] == by_row["fedavg", "default"]
-    assert isinstance(by_row, pd.Series)
     latex, frame = (
         wide.render_latex_table(StudyData(plan)),
         pd.read_csv(io.StringIO(wide.render_wide_csv(StudyData(plan)))),
@@ -120,13 +116,10 @@ def test_search_results_are_in_tables_and_draws_frame(tmp_path: Path, monkeypatc
         ((1, 2), "Warning: all draws of FedAvg diverged, so the winner is arbitrary"),
     ],
 )
-def test_warning_about_divergence_distinguishes_first_rung(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, diverged_rungs: tuple[int, ...], message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("in_empty_folder")
+def test_warning_about_divergence_distinguishes_first_rung(diverged_rungs: tuple[int, ...], message: str) -> None:
     plan = plan_finished_search({"federation.learning_rate": {"log": [0.01, 1]}}, diverged_rungs=diverged_rungs)
     *_, warning = tuning.build_search_section(plan)
-    assert isinstance(warning, str)
     assert re.match(message, warning)
 
 
@@ -140,14 +133,10 @@ def test_warning_about_divergence_distinguishes_first_rung(
         ("algorithms.fedavg.dw.mu", {"choice": [0.0, 1, 2]}, {0.0: False, 1: False, 2: True}),
     ],
 )
+@pytest.mark.usefixtures("in_empty_folder")
 def test_note_lists_winner_near_bound_unless_parameter_has_no_value_beyond(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    key: str,
-    range_settings: dict[str, Any],
-    is_noted_by_winner: dict[float, bool],
+    key: str, range_settings: dict[str, Any], is_noted_by_winner: dict[float, bool]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     for winner, is_noted in is_noted_by_winner.items():
         *_, last = tuning.build_search_section(plan_finished_search({key: range_settings}, winner))
         name = key.rpartition(".")[2]
@@ -164,7 +153,6 @@ def plan_finished_search(over: dict[str, Any], winner: Any = None, diverged_rung
     studies.write(studies.settings(rounds=2, tune=tune, dataset={"validation_fraction": 0.2}), Path())
     plan = planner.make_plan()
     planner.write_plan(plan)
-    assert plan.tuning is not None
     (planned,) = plan.tuning.searches
     (key,) = over
     draws: tuple[int, ...] = tuple(sorted(range(8), key=lambda draw: planned.draws[draw].values[key] != winner))
@@ -206,7 +194,6 @@ def test_tpe_search_has_equal_draws_and_winner_in_any_job_order(
         assert tuning.build_rung_files(plan) == files, "`fedpipe verify` recomputes the draws"
         outcomes.append(files)
     assert outcomes[0] == outcomes[1]
-    assert plan.tuning is not None
     (planned,) = plan.tuning.searches
     draws = tuning.build_draws_frame(plan).query("rounds == 2").set_index("rank")
     assert draws["draw"].tolist()[0] == 4
@@ -215,7 +202,6 @@ def test_tpe_search_has_equal_draws_and_winner_in_any_job_order(
     assert {key: draws.loc[1, key] for key in over} == values
     sentence, table = tuning.build_search_section(plan)[:2]
     assert "the best of 6 draws" in sentence
-    assert isinstance(table, tuning.TextTable)
     assert table.frame.loc[0, ["learning_rate", "batch_size", "local_epochs", "draws"]].tolist() == [
         *(str(values[key]) for key in over),
         "6",
@@ -235,17 +221,12 @@ def test_tpe_search_has_equal_draws_and_winner_in_any_job_order(
     [({}, {}, False), ({"split": "pooled"}, {}, True), ({"split": "pooled"}, {"seed": 3}, False)],
 )
 def test_search_note_warns_about_test_samples_of_other_seeds(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    dataset: dict[str, str],
-    partition: dict[str, int],
-    has_other_samples: bool,
+    in_empty_folder: Path, dataset: dict[str, str], partition: dict[str, int], has_other_samples: bool
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     over = {"federation.learning_rate": {"log": [0.01, 1]}}
     tune = {"over": over, "draws": 2, "rungs": [1], "by": "personal-on-validation", "seeds": [7, 8]}
     sections = {"dataset": {"validation_fraction": 0.2} | dataset, "partition": partition}
-    studies.write(studies.settings(tune=tune, **sections), tmp_path)
+    studies.write(studies.settings(tune=tune, **sections), in_empty_folder)
     sentence = tuning.describe_hyperparameter_search(planner.make_plan())
     assert ("can be test samples of the study" in sentence) == has_other_samples
     assert ("They used no test samples." in sentence) != has_other_samples

@@ -20,8 +20,6 @@ round differently on different processors, so the program limits them to instruc
 AVX2 have. The studies ``new-...`` have the methods that were added later.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import io

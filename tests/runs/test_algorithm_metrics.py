@@ -1,7 +1,5 @@
 """Metrics that an algorithm records."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """`aggregate` accepts only blocks of its run and round."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

@@ -1,7 +1,5 @@
 """A run resumes only with the data and the partition of its earlier rounds."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

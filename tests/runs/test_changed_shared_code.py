@@ -1,7 +1,5 @@
 """A run resumes with other shared code only if this code reproduces its last round."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import sys
@@ -150,7 +148,6 @@ def test_replay_on_another_cpu_must_match_within_rounding(
     replace_shared_code(monkeypatch, rate)
     run = studies.open_runs(plan)[0]
     comparison = replay.replay_round(run, ROUNDS)
-    assert comparison is not None
     assert bool(comparison.differing_files) == (rate != 1.0)
     assert (
         not comparison.has_same_environment or not comparison.differing_files or not comparison.is_reproduced("float32")
@@ -171,7 +168,6 @@ def test_stack_replay_matches_loop_within_rounding() -> None:
     """A stack replays a round of the loop with other bits and close values."""
     plan = start_study(federation={"learning_rate": 0.1})
     comparison = replay.replay_round(studies.open_runs(plan, stack=3)[0], ROUNDS)
-    assert comparison is not None
     assert not comparison.has_same_environment
     assert comparison.is_reproduced("float32")
     assert comparison.distance < 1e-4

@@ -1,7 +1,5 @@
 """A full disk, a read-only folder and damaged files are reported. No other file changes."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

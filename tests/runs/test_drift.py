@@ -1,7 +1,5 @@
 """Concept drift keeps earlier rounds. Later rounds equal those of a run on the new samples."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from typing_extensions import override
 import fedpipe
 from fedpipe.algorithms.batch import ClientInfo, State
 from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.analysis.load import Results
 from fedpipe.core.components import component, registry
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.layout import RunFiles
@@ -148,16 +147,9 @@ def test_drifted_stack_and_rotation_equal_run_on_new_samples(stack: int, drift: 
 
 @pytest.mark.parametrize("stack", [1, 3])
 def test_drifted_single_rounds_with_blocks_have_equal_bits(stack: int) -> None:
-    plan = prepare("fedala", LABELS)
-    (run,) = studies.open_runs(plan, stack=stack)
-    list(run.run_segment(ROUNDS))
-    expected = get_bits(run, range(ROUNDS + 1))
-    studies.delete_rounds(run.files.path)
-    studies.run_single_rounds(plan, ROUNDS, size=4, stack=stack)
-    assert get_bits(run, range(ROUNDS + 1)) == expected
+    studies.require_equal_bits(prepare("fedala", LABELS), ROUNDS, size=4, stack=stack)
     for number in range(ROUNDS + 1):
         comparison = replay.replay_round(open_run(LABELS, "fedala", stack), number)
-        assert comparison is not None
         assert not comparison.differing_files
 
 
@@ -184,7 +176,7 @@ def test_drift_changes_only_samples_of_drifting_clients() -> None:
 # -- results -----------------------------------------------------------------------------------------------------------
 
 
-def train_plain_loop(results: fedpipe.Results) -> dict[str, Tensor]:
+def train_plain_loop(results: Results) -> dict[str, Tensor]:
     """Train FedAvg in plain PyTorch on the batches of a study."""
     x, y = results.samples("fedavg")
     model = dict(results.model("fedavg", round=0).named_parameters())

@@ -1,7 +1,5 @@
 """Updates that are not finite are excluded from the aggregation, recorded and reported. The run continues."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest
@@ -125,7 +123,6 @@ def test_diverged_run_evaluates_all_participants_and_is_not_best() -> None:
         trained = files.read_parquet(run.files.get_round_files(4).trained_accuracies).to_pandas()
         assert trained["client"].tolist() == run.participants(4)
         comparison = replay.replay_round(run, 4)
-        assert comparison
         assert not comparison.differing_files
     assert not files.read_parquet(diverged.files.get_round_files(4).participants).to_pandas()["finite"].all()
     assert trained["loss"].isna().any()

@@ -1,7 +1,5 @@
 """A small run of benchmarks/faults.py."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """``batch_size: full``: an epoch is one step with all samples of a client."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

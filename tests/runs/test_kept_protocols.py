@@ -1,7 +1,5 @@
 """Kept protocols evaluate the last trained model of each client, which is not stored."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedpipe.core.storage import layout, packing
+from fedpipe.core.storage import packing
 from fedpipe.engine import collect
 from fedpipe.engine.clients.executor import BUFFERS
 from fedpipe.engine.run import Run
@@ -42,10 +40,7 @@ def run_study(plan: NewPlan, **execution: Any) -> Run:
 
 
 def read_scores(run: Run, protocol: str) -> dict[tuple[int, int], tuple[int, int, float]]:
-    """Read the scores of the merged metrics by round and client."""
-    result = layout.read_merged_table(run.files.list_merged_files()[-1].metrics).to_pylist()
-    score_rows = [row for row in result if row["protocol"] == protocol]
-    return {(row["round"], row["client"]): (row["correct"], row["total"], row["loss"]) for row in score_rows}
+    return studies.read_scores(run, ROUNDS, protocol)
 
 
 def count_correct(run: Run, model: Mapping[str, Tensor], indices: Any) -> int:
@@ -101,8 +96,7 @@ def test_segments_single_rounds_threads_and_pruning_have_equal_kept_scores() -> 
 
     def delete_results() -> None:
         studies.delete_rounds(run.files.path)
-        for path in run.files.path.glob("*.parquet"):
-            path.unlink()
+        shutil.rmtree(run.files.path / "joined", ignore_errors=True)
 
     delete_results()
     list(studies.open_runs(plan, stack=2)[0].run_segment(1))

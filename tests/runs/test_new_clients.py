@@ -1,7 +1,5 @@
 """New clients never participate. They do not change other clients, and the method defines what they receive."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -127,7 +125,6 @@ def has_global(run: Run) -> bool:
 def check_personal_model(run: Run, rows: Rows) -> None:
     """The personal model of new clients is measured if and only if it changes, as the method's docstring states."""
     new_clients = run.new_clients
-    assert new_clients is not None
     is_initial = "has the initial model" in get_new_client_sentence(type(run.algorithm))
     assert any(row["protocol"] == "new-personal-on-local" for row in rows) != is_initial
     assert any(row["protocol"] == "new-global-on-local" for row in rows) == has_global(run)
@@ -194,24 +191,9 @@ def test_server_state_has_rows_only_for_seen_clients() -> None:
         assert all(torch.equal(value[position], kept[name]) for name, value in server["models"].items())
 
 
-def read_round_bits(run: Run) -> dict[str, str]:
-    return {name: sha256 for name, sha256 in studies.hash_results(run.files.path).items() if name.startswith("rounds/")}
-
-
 @pytest.mark.parametrize("label", ["fedavg", "fedala", "cwfedavg"])
 def test_blocks_and_resumed_run_with_new_clients_have_equal_bits(label: str) -> None:
-    plan = prepare(label, held_out=0.34)
-    (run,) = studies.open_runs(plan, stack=1)
-    run_all(run)
-    expected = read_round_bits(run)
-    assert expected
-    studies.delete_rounds(run.files.path)
-    list(studies.open_runs(plan, stack=1)[0].run_segment(1))
-    run_all(studies.open_runs(plan, threads=2, stack=1)[0])
-    assert read_round_bits(run) == expected
-    studies.delete_rounds(run.files.path)
-    studies.run_single_rounds(plan, ROUNDS, size=2)
-    assert read_round_bits(run) == expected
+    studies.require_equal_bits(prepare(label, held_out=0.34), ROUNDS, size=2, stack=1)
 
 
 def test_stack_and_loop_have_close_scores_of_new_clients() -> None:
@@ -235,7 +217,6 @@ def make_download(label: str) -> tuple[Run, State, State]:
     (run,) = studies.open_runs(prepare(label, held_out=[0, 2]), stack=1)
     run_all(run)
     server = run.load_server_state(ROUNDS)
-    assert run.new_clients is not None
     common, own = run.new_clients.make_download_function(run.new_clients.algorithm, server)([0, 2])  # equal for both
     for value in iterate_tensors(own):
         torch.testing.assert_close(value[0], value[1])

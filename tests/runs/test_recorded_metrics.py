@@ -1,8 +1,5 @@
 """Optional metrics of a study in files, keys, tables and single rounds."""
 
-from __future__ import annotations
-
-import shutil
 from typing import Any
 
 import numpy as np
@@ -100,16 +97,7 @@ def test_key_depends_only_on_recorded_metrics() -> None:
 
 
 def test_single_rounds_with_metrics_have_equal_bits() -> None:
-    plan = prepare_study("accuracy", "auc", "ece")
-    run = run_study(plan)
-    expected = studies.hash_results(run.files.path)
-    studies.delete_rounds(run.files.path)
-    for path in run.files.path.glob("*.parquet"):
-        path.unlink()
-    shutil.rmtree(run.files.path / "segments", ignore_errors=True)
-    studies.run_single_rounds(plan, ROUNDS, size=1, stack=2)
-    run_study(plan)
-    assert studies.hash_results(run.files.path) == expected
+    studies.require_equal_bits(prepare_study("accuracy", "auc", "ece"), ROUNDS, stack=2)
 
 
 def test_study_table_matches_recorded_metrics() -> None:

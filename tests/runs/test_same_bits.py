@@ -1,9 +1,7 @@
 """Runs with the same seed have equal bits for all numbers of jobs, threads and rounds per job."""
 
-from __future__ import annotations
-
-import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +9,6 @@ import torch
 from fedpipe.core.components import component, registry
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage.files import write_pt
-from fedpipe.engine import collect
 from fedpipe.engine.run import Run
 from fedpipe.engine.stack import schedule
 from fedpipe.engine.torch_env import numerics
@@ -22,75 +19,39 @@ ROUNDS = 3
 ALGORITHMS = studies.mark_others_slow(registry.list_components(component.ALGORITHM), ("fedavg", "scaffold", "cwfedavg"))
 
 
-def collect_results(run: Run, rounds: int = ROUNDS) -> dict[str, str]:
-    """Merge the run's rounds. Return the bits of all its files."""
-    collect.collect_rounds(run.files, rounds, "all")
-    return studies.hash_results(run.files.path)
-
-
-def delete_results(run: Run) -> None:
-    """Delete all results of a run, but not its settings."""
-    for folder in ("rounds", "segments", "joined"):
-        shutil.rmtree(run.files.path / folder, ignore_errors=True)
-
-
 @pytest.mark.parametrize("label", ALGORITHMS)
 def test_segments_threads_and_single_rounds_have_equal_bits(label: str) -> None:
-    protocols = {"protocols": ["global-on-global", "personal-on-local", "trained-on-local", "finetuned-on-local"]}
-    plan = studies.prepare(studies.settings((label,), ROUNDS, evaluation=protocols))
-    run = studies.open_runs(plan)[0]
-    list(run.run_segment(ROUNDS))
-    expected = collect_results(run)
-    merged_files = {f"joined/{ROUNDS:04}/{name}.parquet" for name in ("metrics", "matrices", "rounds")}
-    assert merged_files | {f"rounds/{ROUNDS:04}/server.pt"} <= expected.keys()
-
-    delete_results(run)
-    for stop in (ROUNDS - 1, ROUNDS):
-        list(studies.open_runs(plan, threads=2)[0].run_segment(stop))
-    assert collect_results(run) == expected, "two segments over two threads differ from one"
-
-    delete_results(run)
-    studies.run_single_rounds(plan, ROUNDS, size=3)
-    assert collect_results(run) == expected, "single rounds with blocks of three differ from a segment"
+    protocols = ["global-on-global", "personal-on-local", "trained-on-local", "finetuned-on-local"]
+    plan = studies.prepare(studies.settings((label,), ROUNDS, evaluation={"protocols": protocols}))
+    studies.require_equal_bits(plan, ROUNDS, size=3)
 
 
 @pytest.mark.parametrize("label", ["fedavg", "scaffold", "fedala"])
 def test_stack_has_equal_bits_in_single_rounds_with_blocks(label: str) -> None:
     plan = studies.prepare(studies.settings((label,), 2))
-    run = studies.open_runs(plan, stack=4)[0]
-    list(run.run_segment(2))
-    stacks = [run.checkpoint.read_state_json(number)["stacks"] for number in (1, 2)]
+    run = studies.require_equal_bits(plan, 2, size=3, stack=4)
+    stacks = read_stacks(run)
     assert stacks == [schedule.describe_stacks(run.clients.sizes, run.participants(number), 4, 40) for number in (1, 2)]
     assert len(stacks[0]) == 2
     assert len(stacks[0][0]["widths"]) > 1, "clients of a stack should end after different numbers of steps"
-    expected = collect_results(run, 2)
-    delete_results(run)
-    studies.run_single_rounds(plan, 2, size=3, stack=4)
-    assert [run.checkpoint.read_state_json(number)["stacks"] for number in (1, 2)] == stacks
-    assert collect_results(run, 2) == expected
+    studies.delete_rounds(run.files.path)
+    list(studies.open_runs(plan, stack=4)[0].run_segment(2))
+    assert read_stacks(run) == stacks, "a segment differs from single rounds"
+
+
+def read_stacks(run: Run) -> list[Any]:
+    return [run.checkpoint.read_state_json(number)["stacks"] for number in (1, 2)]
 
 
 def test_client_keeps_its_row_of_stack_in_block_of_one_client() -> None:
     """Batched products round differently in another row."""
     sections = {"model": {"name": "mlp", "hidden": [10, 8]}, "federation": {"batch_size": 7, "participation": 1.0}}
-    plan = studies.prepare(studies.settings(rounds=2, **sections))
-    run = studies.open_runs(plan, stack=3)[0]
-    list(run.run_segment(2))
-    expected = collect_results(run, 2)
-    delete_results(run)
-    studies.run_single_rounds(plan, 2, size=1, stack=3)
-    assert collect_results(run, 2) == expected
+    studies.require_equal_bits(studies.prepare(studies.settings(rounds=2, **sections)), 2, stack=3)
 
 
 def test_cnn_with_one_participant_has_equal_bits_in_blocks() -> None:
     sections = {"model": {"name": "cnn", "channels": [2, 3], "hidden": 8}, "federation": {"participation": 0.1}}
-    plan = studies.prepare(studies.settings(rounds=2, **sections))
-    run = studies.open_runs(plan)[0]
-    list(run.run_segment(2))
-    expected = collect_results(run, 2)
-    delete_results(run)
-    studies.run_single_rounds(plan, 2, size=1)
-    assert collect_results(run, 2) == expected
+    studies.require_equal_bits(studies.prepare(studies.settings(rounds=2, **sections)), 2)
 
 
 def test_graphs_without_gpu_print_warning(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,5 @@
 """Losses and accuracies on the training samples of clients, and the seconds of epochs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

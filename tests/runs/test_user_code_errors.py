@@ -1,7 +1,5 @@
 """Errors of a custom algorithm that violates the contract are one message without a traceback."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Accuracies on the validation samples of clients, and the best grid point by them."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

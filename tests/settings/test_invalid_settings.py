@@ -1,7 +1,5 @@
 """Settings of params.yaml that a plan rejects, with one message each, which begins with the key."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

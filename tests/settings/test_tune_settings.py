@@ -1,7 +1,5 @@
 """The section `tune`: ranges, numbers of draws, and errors with key and value."""
 
-from __future__ import annotations
-
 import math
 import re
 import sys
@@ -241,5 +239,4 @@ def test_preset_may_shrink_or_remove_tuning() -> None:
         Path(),
     )
     small, none = planner.make_plan(preset="small"), planner.make_plan(preset="none")
-    assert small.tuning is not None
     assert (small.tuning.draws, small.tuning.rungs, none.tuning) == (2, (1,), None)

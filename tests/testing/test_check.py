@@ -1,7 +1,5 @@
 """`fedpipe check own.Prox`: each algorithm violates one rule, and the message shows the cure."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

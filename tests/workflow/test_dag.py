@@ -1,7 +1,5 @@
 """Functions of the Snakefile's rules, without Snakemake: exact paths for all kinds of jobs, folders, and errors."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Jobs that the search of `tune` adds after its rungs. The progress counts them from the start."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +27,11 @@ RULES = {"partition", "segment", "rank"}
     ],
     ids=["runs", "segments", "rounds"],
 )
+@pytest.mark.usefixtures("in_empty_folder")
 def test_later_jobs_cover_next_rungs_and_winners(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    execution: dict[str, Any],
-    of_draw: dict[str, int],
-    of_winner: dict[str, int],
+    execution: dict[str, Any], of_draw: dict[str, int], of_winner: dict[str, int]
 ) -> None:
     """Two of four draws of two methods continue with two seeds until round 2. Each winner runs with one seed."""
-    monkeypatch.chdir(tmp_path)
     sections = {"dataset": {"validation_fraction": 0.2}, "execution": execution, "tune": TUNE}
     studies.write(studies.settings(("fedavg", "fedprox"), 4, **sections), Path())
     plan = planner.make_plan()

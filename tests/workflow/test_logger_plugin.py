@@ -1,7 +1,5 @@
 """The logger plugin `fedpipe`, with jobs that succeed, fail and are killed."""
 
-from __future__ import annotations
-
 import inspect
 import io
 import json

@@ -1,7 +1,5 @@
 """Snakemake finds the executor and the logger by their names. tests/cluster runs the executor."""
 
-from __future__ import annotations
-
 import os
 import site
 import subprocess

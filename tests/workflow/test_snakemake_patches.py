@@ -1,7 +1,5 @@
 """The installed Snakemake and Slurm plugin have all names that fedpipe replaces. A missing one is an early error."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

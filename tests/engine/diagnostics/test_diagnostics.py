@@ -1,7 +1,5 @@
 """Diagnostics of a run, compared with plain PyTorch and with the recorded results of the run."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

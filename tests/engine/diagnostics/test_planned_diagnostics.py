@@ -1,7 +1,5 @@
 """Diagnostics in a study: their keys, the states that they need, and invalid settings."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
