@@ -48,8 +48,10 @@ def test_readings_tables_match_stored_runs(program: ModuleType) -> None:
     assert program.write_tables(page) == page, "run python benchmarks/readings.py"
 
 
-@pytest.mark.usefixtures("in_empty_folder")
-def test_readings_table_shows_published_numbers_and_commits(program: ModuleType) -> None:
+def test_readings_table_shows_published_numbers_and_commits(
+    program: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # after the fixture `program`, which changes to the repository
     READING.parent.mkdir(parents=True)
     READING.write_text(STUDY)
     plan = planner.make_plan(READING)
