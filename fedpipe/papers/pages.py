@@ -166,13 +166,13 @@ def check_main_claim(paper: Paper, paper_comparison: PaperComparison) -> ClaimSu
     """A paper's main claim: in how many columns the paper and we find it, by how much, and whether it is reproduced."""
     table, claim = paper.main_claim
     checks = comparison.compute_claim_checks(paper, table, claim, paper_comparison)
-    published = [check.published_contrast for check in checks if check.published_contrast]
-    measured = [check.measured_contrast for check in checks if check.measured_contrast]
-    signs = [contrast.sign for contrast in measured]
+    published_contrasts = [check.published_contrast for check in checks if check.published_contrast]
+    measured_contrasts = [check.measured_contrast for check in checks if check.measured_contrast]
+    signs = [contrast.sign for contrast in measured_contrasts]
     words = {"+": "yes", "−": "no", "?": "undecided (the 95% intervals contain 0)", "": "not compared"}
     reproduced = f"in {signs.count('+')} of {len(signs)} columns"
     reproduced = reproduced if len(set(signs)) > 1 else words[signs[0] if signs else ""]
-    texts = _summarize_contrasts(published), _summarize_contrasts(measured)
+    texts = _summarize_contrasts(published_contrasts), _summarize_contrasts(measured_contrasts)
     return ClaimSummary(table, claim.statement, *texts, reproduced)
 
 

@@ -27,8 +27,8 @@ from fedpipe.core.errors import ArtifactError
 from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage.files import read_json, read_verified_bytes, write_json
 from fedpipe.core.storage.layout import DiagnosticFiles, MergedRoundFiles, RunFiles, StudyFiles, format_run_command
-from fedpipe.planning import partition_names
 from fedpipe.planning.keys import DatasetName, Key
+from fedpipe.planning.partition_names import build_partition_labels, name_partitions
 from fedpipe.planning.rungs import (
     TUNED,
     TUNING,
@@ -219,7 +219,7 @@ class Plan:
     @cached_property
     def partition_names(self) -> dict[str, str]:
         """Names of partitions in files by key, such as ``dirichlet-0.2-seed0``."""
-        return partition_names.name_partitions(self.partitions)
+        return name_partitions(self.partitions)
 
     def name_repository(self, key: str) -> dict[str, Any]:
         """Settings of a partition for descriptions, in which the data set's name has the repository and revision."""
@@ -229,7 +229,7 @@ class Plan:
 
     def build_partition_labels(self, key: str) -> dict[str, str]:
         """Build the labels of a partition in Snakemake's report: data set, scheme and parameters, clients, seed."""
-        return partition_names.build_partition_labels(self.name_repository(key))
+        return build_partition_labels(self.name_repository(key))
 
     @property
     def row_key_columns(self) -> list[str]:

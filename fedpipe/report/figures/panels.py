@@ -155,7 +155,7 @@ def plot_line_panels(
 def plot_bar_panels(frame: pd.DataFrame, x_label: str, note: str = "") -> Figure:
     """Horizontal bars by ``category``, ``panel`` and, in several colors, ``line``, with ``mean`` and ``std``.
 
-    A text replaces the bar of a row whose mean is missing. A combination without a row has neither.
+    A text replaces the bar of a row whose mean is not finite. A combination without a row has neither.
     """
     frame = _fill_missing_columns(frame, panel="", line="", category="")
     panels, lines, categories = (list(frame[name].unique()) for name in ("panel", "line", "category"))
@@ -168,7 +168,7 @@ def plot_bar_panels(frame: pd.DataFrame, x_label: str, note: str = "") -> Figure
             std = rows["std"].fillna(0) if "std" in rows else None
             color = style.COLORS[index]
             ax.barh(y, rows["mean"], height, xerr=std, color=color, label=line, error_kw={"elinewidth": 0.8})
-            for position in y[(rows["panel"].notna() & rows["mean"].isna()).to_numpy()]:
+            for position in y[rows["panel"].notna() & ~np.isfinite(rows["mean"])]:
                 ax.annotate("not reached", (0, position), (3, 0), textcoords="offset points", va="center", size=size)
         ax.set_title(textwrap.fill(panel, 70 // len(panels)))
         ax.set(xlabel=x_label, yticks=range(len(categories)), yticklabels=categories, xlim=(0, None))
