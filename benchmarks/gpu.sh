@@ -57,15 +57,17 @@ part contract 70 "$python" -m pytest -q -p no:cacheprovider tests/algorithms/tes
 	--junitxml "$folder/contract.xml"
 for model in $models; do
 	for repetition in 1 2; do # in two processes, whose digests must be equal
-		measure_rounds "bits-$model-$repetition" 30 --model "$model" --clients "${clients%% *}" --samples "$few_samples" \
+		measure_rounds "bits-$model-$repetition" 45 --model "$model" --clients "${clients%% *}" --samples "$few_samples" \
 			--stack 8 --graphs both --only-rounds
 	done
 done
 for model in $models; do
+	options=(--ladder both)
+	[ "$model" = resnet18 ] && options=(--ladder on --rounds 1) # its rounds take up to 11 s each
 	for number in $clients; do
 		# shellcheck disable=SC2086  # one argument for each width
-		measure_rounds "round-$model-$number" 75 --model "$model" --clients "$number" --samples "$samples" \
-			--stack $stacks --graphs both --ladder both
+		measure_rounds "round-$model-$number" 110 --model "$model" --clients "$number" --samples "$samples" \
+			--stack $stacks --graphs both "${options[@]}"
 	done
 done
 part peers 100 "$python" benchmarks/peers.py --device "$device" --synthetic --system fedpipe pfllib \

@@ -147,6 +147,7 @@ def run_process(system: str, job: Job, log: Path) -> tuple[int, int]:
     job_file.write_text(json.dumps(asdict(job)))
     work.mkdir()
     paths = [str(Path(__file__).absolute().parent), str(Path(fedpipe.__file__).parents[1])]
+    paths += filter(None, [os.environ.get("PYTHONPATH")])
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": str(job.threads)}
     environment |= {"RAY_USAGE_STATS_ENABLED": "0", "FLWR_TELEMETRY_ENABLED": "0", "FLWR_HOME": str(work)}
     command, peak, tree = [sys.executable, "-m", "peer_systems", system, str(job_file)], 0, set()

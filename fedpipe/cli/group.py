@@ -86,7 +86,9 @@ Stack = Annotated[
 Callbacks = Annotated[
     str, typer.Option(envvar="FEDPIPE_CALLBACKS", help="Same as execution.callbacks, separated by spaces.")
 ]
-Graphs = Annotated[bool, typer.Option("--graphs", envvar="FEDPIPE_GRAPHS", help="Same as execution.graphs.")]
+Graphs = Annotated[
+    bool, typer.Option("--graphs/--no-graphs", envvar="FEDPIPE_GRAPHS", help="Same as execution.graphs.")
+]
 KeepModels = Annotated[str, typer.Option(envvar="FEDPIPE_KEEP_MODELS", help="Same as artifacts.keep_models.")]
 
 

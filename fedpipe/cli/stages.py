@@ -102,7 +102,7 @@ def run_segment(
     threads: Threads = 1,
     device: Device = "auto",
     stack: Stack = "auto",
-    graphs: Graphs = False,
+    graphs: Graphs = True,
     keep_models: KeepModels = "all",
     callbacks: Callbacks = "",
     needs_collection: Annotated[
@@ -157,7 +157,7 @@ def train_block(
     threads: Threads = 1,
     device: Device = "auto",
     stack: Stack = "auto",
-    graphs: Graphs = False,
+    graphs: Graphs = True,
 ) -> None:
     """Train a block of the participants of a round."""
     run = _open_run(path, threads, device, stack, graphs)
@@ -191,7 +191,7 @@ def evaluate_round(
     threads: Threads = 1,
     device: Device = "auto",
     stack: Stack = "auto",
-    graphs: Graphs = False,
+    graphs: Graphs = True,
     callbacks: Callbacks = "",
 ) -> None:
     """Evaluate the models of a round, which completes the round."""
@@ -331,7 +331,7 @@ def _open_run(
     threads: int = 1,
     device: str = "auto",
     stack: str = "auto",
-    graphs: bool = False,
+    graphs: bool = True,
     keep_models: str = "all",
 ) -> Any:
     from fedpipe.engine.run import open_run
@@ -339,7 +339,7 @@ def _open_run(
     return open_run(path, _build_execution_settings(device, stack, graphs), threads, _parse_keep_models(keep_models))
 
 
-def _build_execution_settings(device: str, stack: str, graphs: bool = False) -> Any:
+def _build_execution_settings(device: str, stack: str, graphs: bool = True) -> Any:
     from fedpipe.settings.execution import Execution
 
     settings = {"device": device, "stack": _parse_integer_or_text(stack), "graphs": graphs}

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import itertools
 import statistics
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -147,9 +146,6 @@ class Rounds:
         """Make the run's executor for an algorithm, such as the extended one of a diagnostic, and some clients."""
         stack_width, epochs, is_cuda = self._stack_width, self.evaluation.finetune_epochs, self._device.type == "cuda"
         width = stack_width if isinstance(stack_width, int) else WIDTH_ON_GPU if is_cuda else 1
-        if self._graphs and not (is_cuda and width > 1):
-            reason = "clients train one by one" if is_cuda else "this job has no GPU"
-            print(f"execution.graphs: steps are not recorded, because {reason}.", file=sys.stderr)
         if width > 1:
             backend = make_cuda_graph_backend() if self._graphs and is_cuda and algorithm is self.algorithm else None
             return StackExecutor(algorithm, clients or self.clients, width, epochs, backend, self._storage_device)

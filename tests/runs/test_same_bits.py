@@ -54,12 +54,6 @@ def test_cnn_with_one_participant_has_equal_bits_in_blocks() -> None:
     studies.require_equal_bits(studies.prepare(studies.settings(rounds=2, **sections)), 2)
 
 
-def test_graphs_without_gpu_print_warning(capsys: pytest.CaptureFixture[str]) -> None:
-    plan = studies.prepare(studies.settings(rounds=1))
-    studies.open_runs(plan, stack=4, graphs=True)
-    assert "execution.graphs: steps are not recorded, because this job has no GPU" in capsys.readouterr().err
-
-
 def test_seeds_change_partition_model_and_participants() -> None:
     plan = studies.prepare(studies.settings(rounds=1, study={"seeds": [0, 1]}))
     first_run, second_run = studies.open_runs(plan)
