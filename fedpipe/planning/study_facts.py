@@ -10,6 +10,7 @@ import torch
 from fedpipe.algorithms.base import Algorithm, StudyFacts
 from fedpipe.algorithms.passes import Train
 from fedpipe.core.errors import SettingsError
+from fedpipe.core.tensors import Tensors
 from fedpipe.models.base import FunctionalNetwork
 from fedpipe.settings.params import Params
 
@@ -56,7 +57,7 @@ def has_model(algorithm: Algorithm, params: Params, protocol: str) -> bool:
     bound = algorithm.bind(network, params.federation.exclude_held_out_clients()).bind_round(0, 0)
     try:
         with torch.device("meta"), torch.no_grad():
-            initial_model = network.make_initial_model(0)
+            initial_model = _make_empty_model(network)
             return bound.global_model(bound.init(lambda _: initial_model.map(torch.empty_like))) is not None
     except Exception:  # a custom algorithm whose state depends on values
         return True
@@ -87,6 +88,13 @@ def list_protocol_warnings(algorithm: Algorithm, label: str, params: Params) -> 
         f"evaluation.protocols: {label} has no model for {', '.join(protocols)}, so it has no accuracy. Add another "
         "protocol, such as personal-on-local."
     ]
+
+
+@functools.cache
+def _make_empty_model(network: FunctionalNetwork) -> Tensors:
+    """Make a model without values. Cached in a process, because a network is built again for each model."""
+    with torch.device("meta"):
+        return network.make_initial_model(0)
 
 
 def _build_empty_network(algorithm: Algorithm, params: Params) -> FunctionalNetwork | None:
