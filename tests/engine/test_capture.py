@@ -16,7 +16,7 @@ from fedpipe.algorithms.passes import Measure, Train
 from fedpipe.core.components import component, registry
 from fedpipe.engine import contract
 from fedpipe.engine.clients.executor import FIRST, get_passes, make_client_start_state
-from fedpipe.engine.stack import schedule
+from fedpipe.engine.stack import graphs, schedule
 from fedpipe.engine.stack.graphs import overwrite_buffers
 from fedpipe.engine.stack.stack import StackExecutor
 from fedpipe.engine.stack.stack_run import StackRun
@@ -226,6 +226,12 @@ class Tracer:
         return replay
 
 
+@pytest.fixture(autouse=True)
+def _record_at_once(monkeypatch):
+    """Record each step before it runs, because the trials have few steps."""
+    monkeypatch.setattr(graphs, "MAX_PLAIN_STEPS", 0)
+
+
 def record_steps(recording_trial, width=3):
     """Record the steps of a trial. Return the trial and the tracer."""
     tracer = Tracer()
@@ -238,19 +244,27 @@ def list_results(outcomes):
 
 
 RECORDED = [
-    ("fedavg", {"momentum": 0.9}),
+    ("fedavg", {"momentum": 0.9, "clip_norm": 0.1}),
     ("fedavg", {"optimizer": "adam", "local_epochs": 2}),
     ("fedavg", {"model": build_layered_network, "transforms": CHANGES, "buffers": "keep"}),
-    ("scaffold", {}),
+    ("fedavg", {"precision": "bfloat16", "dtype": "float32"}),
     ("feduv", {"local_epochs": 2}),
-    ("feddual", {}),
-    ("fedrep", {}),
-    ("fednova", {}),
+    ("fednova", {"local_steps": 3, "local_epochs": None}),
 ]
+
+
+@pytest.mark.parametrize("name", studies.mark_others_slow(NAMES))
+def test_recorded_and_plain_steps_of_algorithm_have_equal_bits(trial, assert_same, capsys, name):
+    check_recorded_steps(trial, assert_same, capsys, name)
 
 
 @pytest.mark.parametrize(("name", "settings"), RECORDED, ids=lambda value: value if isinstance(value, str) else None)
 def test_recorded_and_plain_steps_have_equal_bits(trial, assert_same, capsys, name, settings):
+    check_recorded_steps(trial, assert_same, capsys, name, **settings)
+
+
+def check_recorded_steps(trial, assert_same, capsys, name, **settings):
+    """Require that recorded steps have the bits of plain ones, and are recorded once."""
     recording_trial, tracer = record_steps(trial(build_algorithm(name), **settings))
     plain, recorded_trial = (
         trial(build_algorithm(name), **settings).run(2, tests=("local",)),
@@ -264,6 +278,26 @@ def test_recorded_and_plain_steps_have_equal_bits(trial, assert_same, capsys, na
     assert tracer.captures == step_count, "a round of the same shape must record nothing"
     assert_same(list_results(recording_trial.train([0, 1])), list_results(plain.train([0, 1])))
     assert capsys.readouterr().err == ""
+
+
+def test_step_is_recorded_before_its_fifth_use(trial, monkeypatch):
+    """In each round, two steps train three clients and one step trains one client."""
+    monkeypatch.setattr(graphs, "MAX_PLAIN_STEPS", 4)
+    recording_trial, tracer = record_steps(trial(FedAvg()))
+    captures = []
+    for _ in range(5):
+        recording_trial.run(1)
+        captures.append(tracer.captures)
+    assert captures == [0, 0, 1, 1, 2]
+
+
+def test_steps_are_recorded_again_with_another_learning_rate(trial, assert_same):
+    settings = {"schedule": {"name": "exponential", "gamma": 0.5}}
+    recording_trial, tracer = record_steps(trial(FedAvg(), **settings).run(1))
+    plain = trial(FedAvg(), **settings).run(1)
+    for captures in (2, 4):
+        assert_same(list_results(recording_trial.run(1).outcomes), list_results(plain.run(1).outcomes))
+        assert tracer.captures == captures
 
 
 def test_conditional_pass_in_recorded_training_equals_plain_training(trial, assert_same):

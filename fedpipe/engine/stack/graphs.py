@@ -7,6 +7,7 @@ takes the counter's row of the plan, computes the next state, and replaces the c
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 
 import torch
@@ -22,6 +23,8 @@ Replay = Callable[[], None]
 CaptureBackend = Callable[
     [BufferUpdate, Sequence[Tensor]], Replay
 ]  #: makes a function that applies one step to the buffers
+
+MAX_PLAIN_STEPS = 4  #: recording a step takes about as long as running it this often
 
 
 class CapturedStep:
@@ -108,12 +111,16 @@ class GraphCache:
 
     def __init__(self, backend: CaptureBackend) -> None:
         self._backend, self._captured_steps = backend, dict[Hashable, CapturedStep]()
-        self._eager_names = set[Hashable]()
+        self._eager_names, self._step_counts = set[Hashable](), Counter[Hashable]()
 
     def run_step_range(
         self, name: Hashable, step: StackStep, state: State, batch_plan: BatchPlan, has_idle_clients: bool
     ) -> State | None:
-        """Run a step range of a pass. None if its step can't be recorded, with one warning."""
+        """Run a step range of a pass. None if its step is not recorded, with one warning if it can't be.
+
+        A step first runs up to :data:`MAX_PLAIN_STEPS` times. So short ranges lose no time, also if a learning-rate
+        schedule discards all recorded steps after each round.
+        """
         if name in self._eager_names:
             return None
         shapes = [
@@ -123,6 +130,9 @@ class GraphCache:
         key = (name, has_idle_clients, *shapes)
         captured_step, steps = self._captured_steps.get(key), len(batch_plan.samples)
         if captured_step is None or captured_step.capacity < steps:
+            self._step_counts[key] += steps
+            if self._step_counts[key] <= MAX_PLAIN_STEPS:
+                return None
             try:
                 captured_step = CapturedStep(
                     step, state, batch_plan, 1 << (steps - 1).bit_length(), has_idle_clients, self._backend
