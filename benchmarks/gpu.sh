@@ -21,10 +21,10 @@ trap 'rm -rf "$folder"' EXIT
 python=${PYTHON:-python3} device=${DEVICE:-cuda} models=${MODELS:-cnn4 resnet18}
 if [ "${SMALL:-0}" = 1 ]; then
 	clients=${CLIENTS:-2 3} stacks=${STACKS:-1 2} samples=40 few_samples=40 rounds=1 total=${TOTAL:-5400} factor=10
-	tests=(-k "fedavg and (hooks or traffic)" -n 0) peers=(--case mnist --samples 1000 --rounds 1)
+	tests=(-k "fedavg and (recorded or test_contract and (hooks or traffic))" -n 0) peers=(--case mnist --samples 1000 --rounds 1)
 else
 	clients=${CLIENTS:-20 100} stacks=${STACKS:-1 8 32} samples=20000 few_samples=4000 rounds=2 total=${TOTAL:-540} factor=1
-	tests=(-k "fedavg or scaffold or feddw or cwfedavg or fedala or pfps_lwc" -n auto)
+	tests=(-k "recorded or test_contract and (fedavg or scaffold or feddw or cwfedavg or fedala or pfps_lwc)" -n auto)
 	peers=(--case mnist cifar10 --rounds 2)
 fi
 export TMPDIR=$folder MPLCONFIGDIR=$folder CUDA_CACHE_PATH=$folder/cuda HYPOTHESIS_STORAGE_DIRECTORY=$folder/hypothesis
@@ -53,8 +53,8 @@ measure_rounds() {
 		--json "$folder/$name.json" "$@"
 }
 
-part contract 70 "$python" -m pytest -q -p no:cacheprovider tests/algorithms/test_contract.py "${tests[@]}" \
-	--junitxml "$folder/contract.xml"
+part contract 90 "$python" -m pytest -q -p no:cacheprovider tests/algorithms/test_contract.py \
+	tests/engine/test_capture.py "${tests[@]}" --junitxml "$folder/contract.xml"
 for model in $models; do
 	for repetition in 1 2; do # in two processes, whose digests must be equal
 		measure_rounds "bits-$model-$repetition" 45 --model "$model" --clients "${clients%% *}" --samples "$few_samples" \

@@ -211,17 +211,25 @@ def test_layers_transforms_and_optimizers_stay_on_device(trial, assert_same, set
 
 
 class Tracer:
-    """Records steps as lists of operations. A replay runs these operations without any code of the algorithm."""
+    """Records steps as lists of operations. A replay runs these operations without any code of the algorithm.
+
+    With FEDPIPE_DEVICE=cuda, steps are recorded as CUDA graphs.
+    """
 
     def __init__(self):
         self.captures, self.replays = 0, 0
 
     def __call__(self, advance, buffers):
-        graph, self.captures = make_fx(advance)(*buffers), self.captures + 1
+        self.captures += 1
+        if buffers[0].is_cuda:
+            run_graph = graphs.make_cuda_graph_backend()(advance, buffers)
+        else:
+            graph = make_fx(advance)(*buffers)
+            run_graph = lambda: overwrite_buffers(buffers, graph(*buffers))  # noqa: E731
 
         def replay():
             self.replays += 1
-            overwrite_buffers(buffers, graph(*buffers))
+            run_graph()
 
         return replay
 
