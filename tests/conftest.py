@@ -25,11 +25,12 @@ hypothesis.settings.load_profile("fedpipe")
 #: Files with the longest slow tests. They begin first, so that no process waits for the last one. pytest-xdist would
 #: begin with the files with the most tests.
 LONGEST_FILES = (
-    *("cluster/test_slurm.py", "pipeline/test_tuning_dag.py", "pipeline/test_code_edits.py"),
-    *("pipeline/test_several_studies.py", "pipeline/test_readme_commands.py", "pipeline/test_dvc_tutorial.py"),
-    *("pipeline/test_snakemake.py", "pipeline/test_dataset_model_pairs.py", "project/test_benchmarks.py"),
-    *("pipeline/test_dvc_cache.py", "analysis/test_compare.py", "pipeline/test_run.py", "pipeline/test_forked_jobs.py"),
-    *("docs/test_notebook.py", "pipeline/test_tutorial.py", "pipeline/test_make_papers.py", "report/test_trackers.py"),
+    *("cluster/test_slurm.py", "cluster/test_slurm_faults.py", "pipeline/test_tuning_dag.py"),
+    *("pipeline/test_code_edits.py", "pipeline/test_several_studies.py", "pipeline/test_readme_commands.py"),
+    *("pipeline/test_dvc_tutorial.py", "pipeline/test_snakemake.py", "pipeline/test_dataset_model_pairs.py"),
+    *("project/test_benchmarks.py", "pipeline/test_dvc_cache.py", "analysis/test_compare.py", "pipeline/test_run.py"),
+    *("pipeline/test_forked_jobs.py", "docs/test_notebook.py", "pipeline/test_tutorial.py"),
+    *("pipeline/test_make_papers.py", "report/test_trackers.py"),
 )
 
 

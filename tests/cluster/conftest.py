@@ -1,6 +1,7 @@
-"""A real Slurm for the session, and a clone of the project whose commands run on it."""
+"""A real Slurm for each process of pytest, and a clone of the project whose commands run on it."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -24,14 +25,16 @@ PROFILE = "workflow/profiles/slurm/config.yaml"
 ALL = ("snakemake", "--profile", "slurm", "all")
 #: `snakemake` with a query of Slurm every two seconds.
 FAST_SNAKEMAKE = (sys.executable, str(HERE / "fast_polling.py"), "--profile", "slurm")
+RUNS = (*FAST_SNAKEMAKE, "runs")
+STOPPED = "stopped by SIGTERM after round"
 #: Rounds of faulty_algorithms.py. They take minutes, so no run ends before the test has observed it.
-ROUNDS = 100
+ROUNDS = 40
 PATIENCE = 600  #: maximum seconds of a command or a wait on any machine
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[slurm.Cluster]:
-    """Slurm, started once. Skip tests if it is not installed, unless FEDPIPE_REQUIRE_SLURM is set."""
+    """Slurm, started once in each process. Skip tests if it is not installed, unless FEDPIPE_REQUIRE_SLURM is set."""
     if absent := slurm.missing():
         output = f"Slurm is not installed here: {', '.join(absent)} not found"
         assert "FEDPIPE_REQUIRE_SLURM" not in os.environ, output
@@ -49,9 +52,9 @@ def cluster() -> Iterator[slurm.Cluster]:
 class Clone(Project):
     """A clone of the project on the cluster's login node."""
 
-    def __init__(self, folder: Path, cluster: slurm.Cluster) -> None:
+    def __init__(self, folder: Path, cluster: slurm.Cluster, prepared_results: Path) -> None:
         super().__init__(folder)
-        self.cluster = cluster
+        self.cluster, self._prepared_results = cluster, prepared_results
         self._environment = ENVIRONMENT | {
             "SLURM_CONF": cluster.environment["SLURM_CONF"],
             "PATH": f"{cluster.folder}/bin:{ENVIRONMENT['PATH']}",
@@ -169,9 +172,9 @@ class Clone(Project):
     # -- edits ---------------------------------------------------------------------------------------------------------
 
     def prepare_study(self, params: dict[str, Any]) -> None:
-        """Write a study, its data and partitions."""
+        """Write a study with the data and the partition of faulty studies."""
         studies.write(params, self.folder)
-        self.snakemake("partitions")
+        shutil.copytree(self._prepared_results, self.folder / "results", symlinks=True, dirs_exist_ok=True)
 
     def set_profile(self, training: dict[str, Any] | None = None, **values: Any) -> None:
         """Edit the profile: the resources of training jobs, and other keys."""
@@ -181,9 +184,18 @@ class Clone(Project):
         path.write_text(yaml.safe_dump(profile | values))
 
 
+@pytest.fixture(scope="session")
+def prepared_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results with the data and the partition of faulty studies, made once in each process."""
+    project = Project(studies.copy_project(tmp_path_factory.mktemp("prepared") / "project"))
+    studies.write(studies.settings(("fedavg",), ROUNDS), project.folder)
+    project.snakemake("partitions")
+    return project.folder / "results"
+
+
 @pytest.fixture
-def clone(tmp_path: Path, cluster: slurm.Cluster) -> Iterator[Clone]:
-    project_clone = Clone(studies.copy_project(tmp_path / "project"), cluster)
+def clone(tmp_path: Path, cluster: slurm.Cluster, prepared_results: Path) -> Iterator[Clone]:
+    project_clone = Clone(studies.copy_project(tmp_path / "project"), cluster, prepared_results)
     shutil.copy(HERE / "faulty_algorithms.py", project_clone.folder)
     yield project_clone
     project_clone.kill_commands()
@@ -200,3 +212,30 @@ def faulty_study(*labels: str) -> dict[str, Any]:
         for number, label in enumerate(labels)
     }
     return params
+
+
+@pytest.fixture
+def reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """``reference(params)`` computes the bits of a study's runs without jobs."""
+
+    def compute(params: dict) -> dict[str, str]:
+        folder = tmp_path / "reference"
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        monkeypatch.syspath_prepend(Path(__file__).parent)
+        (folder / "hurry").touch()
+        new_plan = studies.prepare(params)
+        for planned, run in zip(new_plan.runs, studies.open_runs(new_plan), strict=True):
+            studies.finish_run(run, planned.rounds)
+        return studies.hash_results(folder / "results/runs")
+
+    return compute
+
+
+def count_submissions(output: str) -> int:
+    return len(re.findall(r"has been submitted with SLURM jobid", output))
+
+
+def parse_memory(job: dict[str, str]) -> int:
+    """Return the MB of memory that a job requested."""
+    return int(re.search(r"mem=(\d+)M", job["TRES"])[1])

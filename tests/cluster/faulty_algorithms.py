@@ -8,12 +8,12 @@ import numpy as np
 
 from fedpipe.algorithms.fedavg import FedAvg
 
-ROUND_SECONDS = 2
+ROUND_SECONDS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slow(FedAvg):
-    """Rounds that sleep for two seconds until a file ``hurry`` exists. Another ``copy`` is another run."""
+    """Rounds that sleep for five seconds until a file ``hurry`` exists. Another ``copy`` is another run."""
 
     copy: int = 0
 

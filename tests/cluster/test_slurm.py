@@ -1,44 +1,26 @@
-"""Studies on a real Slurm, also with faults. The same command completes a study with equal bits.
-
-Jobs of faulty_algorithms.py are slow until the test has observed them and calls `clone.skip_delays()`, so the tests do
-not depend on the speed of the machine.
-"""
+"""Studies on a real Slurm have the bits of local ones, also next to other studies and in one job."""
 
 import json
 import os
 import re
-import signal
-from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
 from tests import small_studies as studies
-from tests.cluster.conftest import ALL, FAST_SNAKEMAKE, Clone, faulty_study
-from tests.pipeline.conftest import Project, count_jobs
+from tests.cluster.conftest import (
+    ALL,
+    FAST_SNAKEMAKE,
+    RUNS,
+    STOPPED,
+    Clone,
+    count_submissions,
+    faulty_study,
+    parse_memory,
+)
+from tests.pipeline.conftest import TABLE, Project, count_jobs
 
 pytestmark = pytest.mark.slow
-
-RUNS = (*FAST_SNAKEMAKE, "runs")
-STOPPED = "stopped by SIGTERM after round"
-
-
-@pytest.fixture
-def reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """``reference(params)`` computes the bits of a study's runs without jobs."""
-
-    def compute(params: dict) -> dict[str, str]:
-        folder = tmp_path / "reference"
-        folder.mkdir()
-        monkeypatch.chdir(folder)
-        monkeypatch.syspath_prepend(Path(__file__).parent)
-        (folder / "hurry").touch()
-        new_plan = studies.prepare(params)
-        for planned, run in zip(new_plan.runs, studies.open_runs(new_plan), strict=True):
-            studies.finish_run(run, planned.rounds)
-        return studies.hash_results(folder / "results/runs")
-
-    return compute
 
 
 def test_slurm_results_equal_local_results_bit_for_bit(clone: Clone, tmp_path: Path) -> None:
@@ -47,7 +29,7 @@ def test_slurm_results_equal_local_results_bit_for_bit(clone: Clone, tmp_path: P
     local = Project(studies.copy_project(tmp_path / "local"))
     for project in (local, clone):
         studies.write(params, project.folder)
-    local.snakemake()
+    local.snakemake(TABLE)
     output = clone.run_on_slurm(*ALL)
     assert clone.hash_results() == local.hash_results()
     for name in ("results/tables/results.csv", "results/metrics.json", "results/plots/curves.csv"):
@@ -70,28 +52,19 @@ def test_slurm_results_equal_local_results_bit_for_bit(clone: Clone, tmp_path: P
 
 
 def test_search_on_slurm_equals_local_search(clone: Clone, tmp_path: Path) -> None:
-    """TPE begins with the first draws of the Sobol sequence, so it reuses their runs."""
+    """TPE begins with three draws, and a later draw depends on their results."""
     over = {"federation.learning_rate": {"log": [0.01, 1]}}
-    tune = {"over": over, "draws": 4, "rungs": [1, 2], "by": "personal-on-validation", "seeds": [7]}
+    tune = {"over": over, "draws": 4, "rungs": [1, 2], "by": "personal-on-validation", "seeds": [7], "sampler": "tpe"}
     local = Project(studies.copy_project(tmp_path / "local"))
     for project in (local, clone):
         studies.write(studies.settings(rounds=2, tune=tune, dataset={"validation_fraction": 0.2}), project.folder)
     local.snakemake("runs")
     output = clone.run_on_slurm(*RUNS)
-    assert len(re.findall(r"submitted with SLURM jobid", output)) == 2 + 4 + 2 + 2, (
-        "partitions, draws, default and winner"
+    assert len(re.findall(r"submitted with SLURM jobid", output)) == 2 + 4 + 1 + 2, (
+        "partitions, draws, a draw that continues, default and winner"
     )
     assert clone.hash_results() == local.hash_results()
     rungs = ("results/tables/tuning-0001.json", "results/tables/tuning-0002.json")
-    for path in rungs:
-        assert (clone.folder / path).read_bytes() == (local.folder / path).read_bytes()
-    assert "Nothing to be done" in clone.run_on_slurm(*RUNS)
-    for project in (local, clone):
-        project.edit(tune={"sampler": "tpe"})
-    local.snakemake("runs")
-    output = clone.run_on_slurm(*RUNS)
-    assert 1 <= len(re.findall(r"submitted with SLURM jobid", output)) <= 2, "the new draw, and maybe another winner"
-    assert clone.hash_results() == local.hash_results()
     for path in rungs:
         assert (clone.folder / path).read_bytes() == (local.folder / path).read_bytes()
     (result,) = json.loads((clone.folder / rungs[0]).read_text())["searches"]
@@ -117,114 +90,6 @@ def test_readme_slurm_commands_run(clone: Clone) -> None:
     assert "submitted with SLURM jobid" in log
     assert "Running stage 'train@fedavg'" in output
     assert bits.items() < clone.hash_results().items()
-
-
-def test_preempted_cancelled_and_failed_jobs_resume(clone: Clone, reference) -> None:
-    """Jobs are preempted, a job is cancelled, another fails, and a node loses power."""
-    labels = ("failing", "unlucky")
-    params = faulty_study(*labels)
-    clone.prepare_study(params)
-    clone.set_profile(retries=5)
-    running = clone.start(*RUNS)
-
-    def attempt(number: int, ended: Collection[int] = ()) -> dict[str, int]:
-        """Return the next job of each algorithm after both have completed a round."""
-        clone.wait_until(
-            lambda: len(clone.list_started_segments().keys() - ended) == 2, f"both did a round in attempt {number}"
-        )
-        return {label: job for job, label in clone.list_started_segments().items() if job not in ended}
-
-    first = attempt(1)
-    asked = {label: clone.cluster.details(job) for label, job in first.items()}
-    gpus = {label: re.search(r"IDX:(\d)", job["GRES"])[1] for label, job in asked.items()}
-    assert sorted(gpus.values()) == ["0", "1"]
-    for label, gpu in gpus.items():
-        environment = Path(f"/proc/{clone.find_training_process(first[label])}/environ").read_text().split("\0")
-        assert f"CUDA_VISIBLE_DEVICES={gpu}" in environment
-        assert f", GPU {gpu}" in clone.read_log(label)
-
-    done, logs = clone.read_round_times(), [clone.open_log(label) for label in labels]
-    clone.cluster.run("sbatch", "-p", "urgent", "--gpus=2", "-o", "/dev/null", "--wrap", "true")
-    second = attempt(2, first.values())
-    assert all(STOPPED in log.read() for log in logs), "both jobs should be preempted"
-    for label, job in second.items():
-        assert parse_memory(clone.cluster.details(job)) == parse_memory(asked[label]), (
-            "a preempted job should request the same memory"
-        )
-
-    done, log = done | clone.read_round_times(), clone.open_log("failing")
-    (clone.folder / "fail-once").touch()
-    clone.cluster.run("scancel", str(second["unlucky"]))
-    attempt(3, second.values())
-    assert "a fault of the test" in log.read()
-
-    done |= clone.read_round_times()
-    clone.cluster.kill_node("gpu1")
-    clone.wait_until(lambda: clone.cluster.state("gpu1")[0] == "DOWN", "Slurm missed the node")
-    clone.skip_delays()
-    clone.cluster.start_node("gpu1")
-    output = clone.wait_for(running)
-    assert "'CANCELLED'" in output
-    assert "'NODE_FAIL'" in output
-    assert clone.hash_runs() == reference(params)
-    assert done.items() <= clone.read_round_times().items(), "rounds were repeated"
-
-
-def test_job_over_time_limit_resumes_in_next_job(clone: Clone, reference) -> None:
-    """The profile requests GPUs of a model."""
-    params = faulty_study("slow")
-    clone.prepare_study(params)
-    clone.set_profile(training={"gpu_model": "fake"})
-    running = clone.start(*RUNS)
-    clone.wait_until(clone.list_started_segments, "a job completed a round")
-    ((first, label),) = clone.list_started_segments().items()
-    assert clone.cluster.details(first)["TresPerJob"] == "gres:gpu:fake:1"
-
-    log = clone.open_log(label)
-    # SIGTERM comes two minutes before the limit. Slurm checks limits every half minute.
-    clone.cluster.run("scontrol", "update", f"JobId={first}", "TimeLimit=2")
-    clone.wait_until(lambda: clone.list_started_segments().keys() - {first}, "the next did a round")
-    assert STOPPED in log.read()
-    done = clone.read_round_times()
-    clone.skip_delays()
-    clone.wait_for(running)
-    assert clone.hash_runs() == reference(params)
-    assert done.items() <= clone.read_round_times().items()
-
-
-def test_jobs_survive_slurm_outage_longer_than_its_memory(clone: Clone, reference) -> None:
-    """While slurmctld is down, a job ends and another is killed. Slurm forgets both before Snakemake's second query."""
-    params = faulty_study("ending", "dying")
-    clone.prepare_study(params)
-    running = clone.start(*RUNS)
-    clone.wait_until(lambda: len(clone.list_started_segments()) == 2, "both did a round")
-    jobs = {label: job for job, label in clone.list_started_segments().items()}
-    trainers = {label: clone.find_training_process(job) for label, job in jobs.items()}
-    clone.cluster.kill_controller()
-    clone.cluster.kill(jobs["dying"])
-    done = clone.read_round_times()
-    clone.skip_delays()
-    clone.wait_until(lambda: not Path(f"/proc/{trainers['ending']}").exists(), "the job ended")
-    clone.cluster.start_controller(memory=2)
-    output = clone.wait_for(running)
-    assert output.count("Slurm has no record of this job, and its output files are missing") == 1
-    assert count_submissions(output) == 3, "two segments, one of them twice"
-    assert done.items() <= clone.read_round_times().items()
-    assert clone.hash_runs() == reference(params)
-    assert "Nothing to be done" in clone.run_on_slurm("snakemake", "--profile", "slurm", "runs")
-
-
-def test_job_out_of_memory_requests_more_memory(clone: Clone) -> None:
-    """The second attempt requests twice the memory."""
-    clone.prepare_study(faulty_study("hungry"))
-    clone.set_profile(training={"mem_mb": 1500}, retries=1)
-    running = clone.start(*RUNS)
-    clone.wait_until(clone.list_started_segments, "a job completed a round with more memory")
-    clone.skip_delays()
-    output = clone.wait_for(running)
-    first, second = (int(job) for job in re.findall(r"rule_segment/hungry_\S+/(\d+)\.log\)", output))
-    assert [parse_memory(clone.cluster.details(job)) for job in (first, second)] == [1500, 3000]
-    assert "ran out of memory and now requests 3000 MB" in output
 
 
 def test_snakemake_reports_time_limit_shorter_than_round(clone: Clone) -> None:
@@ -263,49 +128,13 @@ def test_project_folder_with_dollar_is_rejected(clone: Clone) -> None:
     assert not list(clone.folder.parent.rglob("PWN"))
 
 
-def test_runs_resume_after_snakemake_is_interrupted_or_killed(clone: Clone, reference) -> None:
-    """SIGINT cancels the jobs of Snakemake. SIGKILL leaves an orphaned job, which continues to write."""
-    params = faulty_study("slow")
-    clone.prepare_study(params)
-    running = clone.start(*RUNS)
-    clone.wait_until(clone.list_started_segments, "a round was done")
-    cancelled = clone.list_segments()
-    running.send_signal(signal.SIGINT)
-    clone.wait_for(running, check=False)
-    assert running.returncode
-    clone.wait_until(lambda: not clone.list_segments(), "SIGINT cancelled the job")
-    done = clone.read_round_times()
-
-    running = clone.start(*RUNS)
-    clone.wait_until(lambda: clone.list_started_segments().keys() - cancelled, "the next job did a round")
-    running.kill()
-    clone.wait_for(running, check=False)
-    (orphan,) = clone.list_segments()
-    done |= clone.read_round_times()
-    output = clone.run_on_slurm(*RUNS, check=False)
-    unlock, again = (line.strip() for line in output.partition("killed, type\n")[2].splitlines()[:2])
-    assert (unlock, again) == ("snakemake --unlock", "snakemake --profile slurm runs")
-    clone.run(*unlock.split())
-    assert orphan in clone.list_segments(), "the orphaned job should continue"
-
-    running = clone.start(*RUNS)
-    clone.wait_until(
-        lambda: clone.list_started_segments().keys() - {orphan},
-        "the next job completes a round next to the first",
-    )
-    clone.skip_delays()
-    clone.wait_for(running)
-    assert clone.hash_runs() == reference(params)
-    assert done.items() <= clone.read_round_times().items()
-    assert "Nothing to be done" in clone.run_on_slurm("snakemake", "--profile", "slurm", "runs")
-
-
 def test_concurrent_studies_share_partitions(clone: Clone, reference) -> None:
     params, other = faulty_study("one"), faulty_study("two")
     other["algorithms"]["two"]["copy"] = 1
     studies.write(other, clone.folder)
     (clone.folder / "params.yaml").rename(clone.folder / "studies/other.yaml")
-    clone.prepare_study(params)
+    studies.write(params, clone.folder)
+    clone.snakemake("partitions")
     modification_times = {path: path.stat().st_mtime_ns for path in clone.folder.glob("results/partitions/*/*")}
     both = [
         clone.start(*FAST_SNAKEMAKE, "all"),
@@ -355,12 +184,3 @@ def test_one_job_script_resumes_runs_in_next_job(clone: Clone, reference) -> Non
     assert done.items() <= clone.read_round_times().items()
     table = (clone.folder / "results/tables/results.md").read_text()
     assert all(f"| {label} " in table for label in params["algorithms"])
-
-
-def count_submissions(output: str) -> int:
-    return len(re.findall(r"has been submitted with SLURM jobid", output))
-
-
-def parse_memory(job: dict[str, str]) -> int:
-    """Return the MB of memory that a job requested."""
-    return int(re.search(r"mem=(\d+)M", job["TRES"])[1])
