@@ -237,25 +237,17 @@ def test_wide_tables_show_titles_in_rows_and_comments(searched):
     assert wide.escape_latex("λμωΩ ≤ ∞") == r"$\lambda$$\mu$$\omega$$\Omega$ $\le$ $\infty$"
 
 
-def test_wide_csv_notes_reported_protocol_of_method_with_title(make):
-    tree = make(["fedavg", "local"], [0])
-    tree.write(0, make_round_counts(60, 70))
-    tree.write(1, make_round_counts(None, 80))
-    tree.change(method_protocols={"local": "personal-on-local"}, titles={"local": "Local (τ)"})
-    assert parse_csv(tree)[1][1] == ["Local (τ)", f"80.00 ({LOCAL})", "80.00"]
-
-
 def test_wide_tables_note_method_reported_by_another_protocol(make):
     tree = make(["fedavg", "local"], [0])
     tree.write(0, make_round_counts(60, 70))
     tree.write(1, make_round_counts(None, 80))
-    tree.change(method_protocols={"local": "personal-on-local"})
+    tree.change(method_protocols={"local": "personal-on-local"}, titles={"local": "Local (τ)"})
     text = render_latex(tree)
     assert f"algorithm & reported accuracy & {LOCAL} \\\\\n" in text
     assert f"% Column reported accuracy: {GLOBAL}, or the metric in a note.\n" in text
-    assert parse_latex_rows(text)[1] == ["local", r"\textbf{80.00}\textsuperscript{a}", r"\textbf{80.00}"]
+    assert parse_latex_rows(text)[1] == [r"Local ($\tau$)", r"\textbf{80.00}\textsuperscript{a}", r"\textbf{80.00}"]
     assert f"\\bottomrule\n\\multicolumn{{3}}{{l}}{{\\textsuperscript{{a}} {LOCAL}}} \\\\\n\\end" in text
-    assert parse_csv(tree)[1][1] == ["local", f"80.00 ({LOCAL})", "80.00"]
+    assert parse_csv(tree)[1][1] == ["Local (τ)", f"80.00 ({LOCAL})", "80.00"]
 
 
 def test_latex_table_notes_diverged_runs(one):

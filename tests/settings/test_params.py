@@ -198,11 +198,6 @@ def read_shipped_settings() -> dict[str, Any]:
     return settings
 
 
-def test_json_schema_is_valid() -> None:
-    schema = build_json_schema()
-    jsonschema.validators.validator_for(schema).check_schema(schema)
-
-
 def test_shipped_study_matches_parser_and_schema() -> None:
     params = parser.parse_params(read_shipped_settings())
     assert len(params.study.algorithms) == 9
