@@ -7,9 +7,7 @@ import pandas as pd
 import pytest
 
 from fedpipe.core.storage import layout
-from fedpipe.planning import planner
 from fedpipe.planning.new_clients import list_reported_protocols
-from fedpipe.planning.plan import Plan
 from fedpipe.planning.planner import NewPlan
 from fedpipe.report import curves, tables, wide, words
 from fedpipe.report.data import StudyData
@@ -143,13 +141,6 @@ def test_baseline_of_statistics_is_its_row_of_table(clients: str) -> None:
         rate, protocol = row["federation.learning_rate"], row["protocol"]
         expected = means["fedprox", rate, protocol] - means["fedavg", baseline, protocol]
         assert row["mean"] == pytest.approx(expected)
-
-
-def test_stored_plan_keeps_reported_clients(plan: NewPlan) -> None:
-    planner.write_plan(plan)
-    read = Plan.read(plan.study_files.plan)
-    assert read.protocols == plan.protocols
-    assert read.report.clients == "both"
 
 
 def test_captions_name_held_out_clients_and_drift(plan: NewPlan) -> None:

@@ -1,6 +1,5 @@
 """Fairness, cost to a target, class statistics and differences to a baseline, against scikit-learn and scipy."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,9 @@ from scipy import stats
 from sklearn import metrics as sklearn
 
 from fedpipe.core.errors import ArtifactError
-from fedpipe.planning import planner
-from fedpipe.planning.plan import Plan
 from fedpipe.report import contents, statistics, tables, words
 from fedpipe.report.data import StudyData
 from fedpipe.settings.report import Report
-from tests import small_studies as studies
 from tests.report.conftest import Tree
 
 ALL_STATISTICS = Report(
@@ -208,21 +204,3 @@ def test_statistics_csv_is_written_and_verified_with_tables(two: Tree) -> None:
     path.write_bytes(path.read_bytes().replace(b"12.5", b"12.6"))
     with pytest.raises(ArtifactError, match=r"statistics.csv does not match the runs of params.yaml"):
         contents.require_current_tables(StudyData(two.plan), path.name)
-
-
-def test_stored_plan_keeps_statistics_settings_or_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    section = {"statistics": ["worst_tenth", "difference"], "target": 0.7, "baseline": "fedavg"}
-    keys = set()
-    for settings in (section, {}):
-        studies.write(studies.settings(report=settings), Path())
-        planner.write_plan(plan := planner.make_plan())
-        keys.add(plan.runs[0].key)
-        path = Path("results/plan.json")
-        assert Plan.read(path).report == plan.report
-    assert len(keys) == 1, "run keys do not depend on report settings"
-    stored_plan = json.loads(path.read_text())
-    for name in section:
-        del stored_plan["report"][name]
-    path.write_text(json.dumps(stored_plan))
-    assert Plan.read(path).report == plan.report
