@@ -18,7 +18,6 @@ import yaml
 from typer.main import get_command
 from typer.testing import CliRunner
 
-import fedpipe
 from fedpipe.cli import app, group
 from fedpipe.cli.docs import equations, pages
 from fedpipe.core.components import code_digest, component, registry
@@ -456,20 +455,6 @@ def test_describe_escapes_greek_letters_in_latin_1_locale() -> None:
         check=True,
     )
     assert rb"\u03a9" in process.stdout
-
-
-def test_version_imports_no_slow_packages() -> None:
-    code = (
-        "import sys\n"
-        "from fedpipe.cli.app import app\n"
-        "try:\n"
-        "    app(['--version'])\n"
-        "finally:\n"
-        "    print(sorted({'torch', 'pandas', 'snakemake', 'matplotlib', 'dvc'} & {*sys.modules}))"
-    )
-    command = [sys.executable, "-c", code]
-    process = subprocess.run(command, cwd=studies.ROOT, capture_output=True, text=True, check=True)
-    assert process.stdout == f"fedpipe {fedpipe.__version__}\n[]\n"
 
 
 def test_bash_completion_lists_matching_words() -> None:

@@ -1,7 +1,5 @@
 """Digits, checksums, and storage of samples as tensors."""
 
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -182,9 +180,3 @@ def test_download_rejects_dataset_without_plan(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ArtifactError, match=r"digits-0123\.yaml is missing: 'digits-0123' is not a data set of a plan"):
         download.download_dataset("digits-0123")
-
-
-def test_partitioning_imports_no_torch() -> None:
-    program = "import sys, fedpipe.data.store, fedpipe.data.assignment, fedpipe.data.heterogeneity; print(*sys.modules)"
-    modules = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert not {"torch", "sklearn"} & set(modules.split())

@@ -264,13 +264,6 @@ def test_every_tracker_has_class_and_extra() -> None:
     assert {"/dvclive/", "/mlflow.db", "/mlruns/", "/tensorboard/", "/wandb/"} <= {*ignored}
 
 
-def test_disabled_trackers_are_not_imported() -> None:
-    code = "import sys, fedpipe.cli.stages, fedpipe.report.callback_list\n"
-    code += f"print([name for name in {callbacks.TRACKERS} if name in sys.modules])"
-    output = subprocess.run([sys.executable, "-c", code], cwd=studies.ROOT, capture_output=True, text=True, check=True)
-    assert output.stdout == "[]\n"
-
-
 @pytest.mark.usefixtures("in_empty_folder")
 def test_tracker_omits_undefined_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(

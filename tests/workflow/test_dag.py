@@ -381,19 +381,6 @@ def test_shell_prefix_sets_environment_of_jobs(tmp_path: Path) -> None:
     assert result.stdout == f"a {{b}} 'c'|4|{tmp_path.resolve()}:x|{Path(sys.executable).parent}\n"
 
 
-def test_dag_imports_no_slow_packages() -> None:
-    """The process of each job imports the module."""
-    program = (
-        "import sys; import snakemake.io; before = {*sys.modules}; import fedpipe.workflow.dag\n"
-        "print(*{'torch', 'pandas', 'pyarrow', 'numpy'} & ({*sys.modules} - before))"
-    )
-    environment = os.environ | {"PYTHONPATH": str(studies.ROOT)}
-    result = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
-    )
-    assert result.stdout == "\n"
-
-
 @pytest.mark.parametrize(
     "name", ["papers/published.csv", "papers/pages.py", "report/contrasts.py", "report/figures/panels.py"]
 )
