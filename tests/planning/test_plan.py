@@ -116,7 +116,7 @@ EQUAL_SETTINGS: list[list[dict[str, Any]]] = [
         {"artifacts.keep_models": "last"},
         {"report": {"round": "best", "clients": "seen"}},
         {"report": {"statistics": ["worst_tenth", "difference"], "target": 0.7, "baseline": "fedprox"}},
-        {"execution": {"rounds_per_job": 1, "clients_per_job": 3, "stack": 4, "graphs": True}},
+        {"execution": {"rounds_per_job": 1, "clients_per_job": 3, "stack": 4, "graphs": False}},
     ],
     [{f"{FEDPROX}.mu": 0.5}],
     [{f"{FEDPROX}.mu": 1}, {f"{FEDPROX}.mu": 1.0}],

@@ -132,7 +132,7 @@ def test_job_environment_matches_execution_settings() -> None:
     assert graph.job_environment == {
         "FEDPIPE_DEVICE": "cpu",
         "FEDPIPE_STACK": 4,
-        "FEDPIPE_GRAPHS": 0,
+        "FEDPIPE_GRAPHS": 1,
         "FEDPIPE_KEEP_MODELS": "last",
         "FEDPIPE_CALLBACKS": "",
     }
