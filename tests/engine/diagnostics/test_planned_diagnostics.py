@@ -14,6 +14,7 @@ from fedpipe.core.storage import files
 from fedpipe.planning import planner
 from fedpipe.planning.plan import Plan
 from tests import small_studies as studies
+from tests.errors import rejects
 
 NORMS = {"kind": "head-norms", "rounds": [2]}
 
@@ -163,9 +164,8 @@ def test_diagnostic_rejects_edited_damaged_or_missing_settings() -> None:
     ):
         assert edited_text != settings_text
         path.write_text(edited_text)
-        with pytest.raises(ArtifactError) as error:
+        with rejects(f"{path} {message}", ArtifactError):
             run_command("diagnostic", str(path))
-        assert str(error.value).startswith(f"{path} {message}")
     path.write_text(settings_text)
     with pytest.raises(ArtifactError, match="is missing"):
         run_command("diagnostic", str(path.with_name("head-norms-0123456789ab.yaml")))
