@@ -192,9 +192,7 @@ def write_substitute(name: str, side: int, channels: int, num_classes: int) -> s
     return files.compute_file_sha256(Path(f"mirror/{name}.npz"))
 
 
-def test_download_of_folder_adds_checksums_to_all_studies(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_download_of_folder_adds_checksums_to_all_studies(monkeypatch: pytest.MonkeyPatch) -> None:
     """The SHA-256 is added in sections, axes and presets. Each data set is read once, and comments are kept."""
     checksums = {
         "cifar10": write_substitute("cifar10", 32, 3, 10),
@@ -284,9 +282,7 @@ presets:
     run_command("plan", "--params", str(path), "--preset", "smoke")
 
 
-def test_download_of_folder_continues_after_failed_study(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_download_of_folder_continues_after_failed_study(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("studies/a").mkdir(parents=True)
     Path("studies/a/bad.yaml").write_text("dataset: {name: npz, path: nowhere.npz}\n")
     write_user_files()

@@ -114,11 +114,7 @@ def test_baseline_of_statistics_is_its_row_of_table(clients: str) -> None:
         "federation": {"clients": 6, "held_out": [1, 4]},
         "evaluation": {"protocols": [*PROTOCOLS, "global-on-validation"]},
         "algorithms": {"fedavg": {"protocol": "global-on-validation"}},
-        "study": {
-            "algorithms": ["fedavg", "fedprox"],
-            "seeds": [0],
-            "grid": {"federation.learning_rate": [0.02, 0.2]},
-        },
+        "study": {"algorithms": ["fedavg", "fedprox"], "seeds": [0], "grid": {"federation.learning_rate": [0.02, 0.2]}},
         "report": {
             "clients": clients,
             "best_over": ["federation.learning_rate"],

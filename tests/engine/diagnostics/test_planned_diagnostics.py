@@ -29,9 +29,7 @@ def run_command(*arguments: str) -> None:
     CliRunner().invoke(app.app, list(arguments), catch_exceptions=False)
 
 
-def test_diagnostic_key_depends_on_run_round_settings_and_code(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_diagnostic_key_depends_on_run_round_settings_and_code(monkeypatch: pytest.MonkeyPatch) -> None:
     base_plan = plan_study({"n": NORMS})
     assert {run.key for run in base_plan.runs} == {run.key for run in plan_study({}).runs}
     other_plans = [
