@@ -437,11 +437,6 @@ def test_npz_text_labels_become_class_numbers() -> None:
         ({"x": np.ones((2, 3), np.uint64), "y": np.arange(2)}, "inputs of uint64 with shape (2, 3)"),
         ({"x": np.ones((2, 0), int), "y": np.arange(2)}, "inputs of int64 with shape (2, 0)"),
     ],
-    ids=[
-        *("one", "spoilt", "32-bits", "names", "integers", "negative", "empty", "objects", "lengths", "mask-length"),
-        *("scalar", "part-lengths", "part-shapes", "part-inputs", "part-labels", "nan-label", "words", "mask"),
-        *("padding", "uint64", "nothing"),
-    ],
 )
 def test_npz_rejects_invalid_arrays(content: dict[str, np.ndarray], problem: str) -> None:
     save_arrays("own.npz", **content)
@@ -488,7 +483,6 @@ def test_parquet_loads_images(cell: Callable[[bytes], Any]) -> None:
             "dataset.input: column 'image' of own.parquet contains decimal128(",
         ),
     ],
-    ids=["columns", "split", "image", "no-text", "no-label", "numbers", "deep", "lists", "paths", "decimals"],
 )
 def test_parquet_rejects_invalid_columns(table: dict[str, Any], problem: str) -> None:
     pd.DataFrame(table).to_parquet("own.parquet")

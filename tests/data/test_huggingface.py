@@ -228,7 +228,6 @@ def test_offline_download_reads_declared_files_from_cache_of_hub() -> None:
             "dataset.path: repository/data/train-00000-of-00001.parquet can't be fetched ( ... dataset.name parquet",
         ),
     ],
-    ids=["no-network", "label", "client", "input", "file"],
 )
 def test_huggingface_error_shows_key_and_valid_values(dataset: dict[str, Any], problem: str) -> None:
     write_repository({"text": ["a b", "b"] * 30, "label": [0, 1] * 30})

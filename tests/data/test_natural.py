@@ -278,7 +278,6 @@ def test_by_domain_with_one_client_per_domain_keeps_names() -> None:
         (ByDomain(), 4, "federation.clients: 4 can't be divided by the 18 domains of the data set. Use 18."),
         (ByDomain(minimum=2), 36, "partition.minimum: 2 for each of 2 clients is more than the 3 samples"),
     ],
-    ids=["column", "clients", "minimum", "remainder", "few", "small-domain"],
 )
 def test_column_scheme_rejects_invalid_settings(scheme: ColumnScheme, clients: int, problem: str) -> None:
     with rejects(problem):
@@ -302,7 +301,6 @@ def test_column_scheme_rejects_invalid_settings(scheme: ColumnScheme, clients: i
         ),
         ({"writer": WRITERS}, {"minimum": 200}, "federation.clients: 6 is more than the 0 clients"),
     ],
-    ids=["no-column", "no-column-named", "several", "missing", "minimum"],
 )
 def test_plan_rejects_invalid_column_in_one_line(
     arrays: dict[str, Any], partition: dict[str, Any], problem: str
@@ -325,7 +323,6 @@ def test_plan_rejects_invalid_column_in_one_line(
         ({"writer_train": WRITERS[1:]}, "the array writer_train has dtype <U3 and shape (599,), but there are"),
         ({"writer": LABELS * 1j}, "the array writer has dtype complex128 and shape (600,)"),
     ],
-    ids=["objects", "objects-and-column", "length", "part", "complex"],
 )
 def test_plan_explains_why_npz_array_is_not_a_column(arrays: dict[str, Any], problem: str) -> None:
     np.savez("own.npz", x=PIXELS, y=LABELS, **arrays)
@@ -382,7 +379,6 @@ def test_natural_partition_rejects_dataset_without_columns() -> None:
         ({"input": ["p0", "p0"]}, "dataset.input: p0, p0 contains a column twice"),
         ({"input": None}, "own.parquet has the columns p0, p1,"),
     ],
-    ids=["missing", "texts", "twice", "no-input"],
 )
 def test_dataset_input_rejects_invalid_columns(settings: dict[str, Any], problem: str) -> None:
     with rejects(problem, ArtifactError):
@@ -532,7 +528,6 @@ def test_number_that_is_name_of_other_client_or_class_is_rejected() -> None:
             "federation.held_out: 'few' is not a client. The seed has drawn other clients.",
         ),
     ],
-    ids=["client", "seeds", "class", "no-names", "not-stored", "clients", "below-minimum", "not-drawn"],
 )
 def test_plan_rejects_invalid_client_and_class_names_in_one_line(sections: dict[str, Any], problem: str) -> None:
     declare_dataset(write_images(), {"scheme": "natural"}, model={"name": "mlp", "hidden": [16]})
