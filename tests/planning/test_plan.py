@@ -232,9 +232,8 @@ def test_run_key_depends_on_code_of_each_component(section: str) -> None:
 
 
 def test_plan_is_product_of_algorithms_seeds_and_grid() -> None:
-    settings = make_study(("fedavg", "fedprox"), study__seeds=[0, 1, 2])
-    settings["study"]["grid"] = {"partition.alpha": [0.1, 0.5], "federation.learning_rate": [0.1, 0.2]}
-    plan = make_plan(settings)
+    grid = {"partition.alpha": [0.1, 0.5], "federation.learning_rate": [0.1, 0.2]}
+    plan = make_plan(make_study(("fedavg", "fedprox"), study__seeds=[0, 1, 2], study__grid=grid))
     runs = {(cell.algorithm, cell.seed, *cell.grid.values()) for cell in plan.cells}
     assert len(plan.runs) == len(runs) == 2 * 3 * 2 * 2
     assert len({str(run.path) for run in plan.runs}) == len(runs)
@@ -243,9 +242,8 @@ def test_plan_is_product_of_algorithms_seeds_and_grid() -> None:
 
 
 def test_grid_of_one_algorithm_does_not_multiply_other_algorithms() -> None:
-    settings = make_study(("fedavg", "fedprox"), study__seeds=[0, 1])
-    settings["study"]["grid"] = {"algorithms.fedprox.mu": [0.1, 1.0, 10.0]}
-    plan = make_plan(settings)
+    grid = {"algorithms.fedprox.mu": [0.1, 1.0, 10.0]}
+    plan = make_plan(make_study(("fedavg", "fedprox"), study__seeds=[0, 1], study__grid=grid))
     grids = [cell.grid for cell in plan.cells if cell.algorithm == "fedavg"]
     assert grids == [{}, {}]
     mus = [cell.grid["algorithms.fedprox.mu"] for cell in plan.cells if cell.algorithm == "fedprox"]
@@ -254,17 +252,15 @@ def test_grid_of_one_algorithm_does_not_multiply_other_algorithms() -> None:
 
 def test_grid_over_algorithm_entries_has_distinct_points() -> None:
     """Otherwise the table treats different hyperparameters as seeds of one setting."""
-    settings = make_study(("fedprox",))
-    settings["study"]["grid"] = {"algorithms.fedprox": [{"mu": 0.1}, {"mu": 1.0}]}
-    points = [str(cell.grid) for cell in make_plan(settings).cells]
+    plan = make_plan(make_study(("fedprox",), study__grid={"algorithms.fedprox": [{"mu": 0.1}, {"mu": 1.0}]}))
+    points = [str(cell.grid) for cell in plan.cells]
     assert len(points) == len(set(points)) == 2
 
 
 def test_grid_points_with_equal_run_keys_are_one_run_and_several_cells() -> None:
     """With the official split, no run depends on the test fraction of the pooled split."""
-    settings = make_study(("fedavg", "fedprox"))
-    settings["study"]["grid"] = {"dataset.test_fraction": [0.2, 0.3], "algorithms.fedprox.mu": [0.1, 1.0]}
-    plan = make_plan(settings)
+    grid = {"dataset.test_fraction": [0.2, 0.3], "algorithms.fedprox.mu": [0.1, 1.0]}
+    plan = make_plan(make_study(("fedavg", "fedprox"), study__grid=grid))
     assert [run.algorithm for run in plan.runs] == ["fedavg", "fedprox", "fedprox"]
     assert len({str(run.path) for run in plan.runs}) == 3
     shares = [cell.grid["dataset.test_fraction"] for cell in plan.cells if cell.algorithm == "fedavg"]
@@ -290,9 +286,8 @@ DATA: dict[str, Any] = {
 
 def test_grid_axis_changes_its_keys_together() -> None:
     """Each run equals the run of a study with these keys and without a grid."""
-    settings = make_study(("fedavg", "fedprox"), study__seeds=[0, 1])
-    settings["study"]["grid"] = {"environment": ENVIRONMENT, "data": DATA, "federation.learning_rate": [0.1, 0.2]}
-    plan = make_plan(settings)
+    grid = {"environment": ENVIRONMENT, "data": DATA, "federation.learning_rate": [0.1, 0.2]}
+    plan = make_plan(make_study(("fedavg", "fedprox"), study__seeds=[0, 1], study__grid=grid))
     assert len(plan.cells) == len(plan.runs) == 2 * 2 * 2 * 2 * 2
     assert plan.grid == {
         "environment": ["mild", "harsh"],
@@ -312,18 +307,14 @@ def test_grid_axis_changes_its_keys_together() -> None:
 
 
 def test_grid_axis_value_does_not_keep_settings_of_previous_value() -> None:
-    settings = make_study()
-    settings["study"]["grid"] = {"data": dict(reversed(DATA.items()))}
-    first, second = make_plan(settings).runs
+    first, second = make_plan(make_study(study__grid={"data": dict(reversed(DATA.items()))})).runs
     assert (first.rounds, second.rounds) == (6, 4)
     assert second.key == compute_key(make_study())
 
 
 def test_grid_axis_of_one_algorithm_does_not_multiply_other_algorithms() -> None:
-    settings = make_study(("fedavg", "fedprox", "pfps_lwc"))
     mu = {"weak": {"algorithms.fedprox.mu": 0.1}, "strong": {"algorithms.fedprox.mu": 1.0}, "own": {}}
-    settings["study"]["grid"] = {"pull": mu}
-    cells = make_plan(settings).cells
+    cells = make_plan(make_study(("fedavg", "fedprox", "pfps_lwc"), study__grid={"pull": mu})).cells
     assert [(cell.algorithm, cell.grid) for cell in cells if cell.algorithm != "fedprox"] == [
         ("fedavg", {}),
         ("pfps_lwc", {}),
@@ -345,9 +336,11 @@ def test_algorithm_overrides_change_only_runs_of_their_algorithm() -> None:
 
 
 def test_algorithm_overrides_take_precedence_over_grid() -> None:
-    settings = make_study(("fedavg", "fedprox"))
-    settings["algorithms"]["fedprox"] = {"overrides": {"model.hidden": [4]}}
-    settings["study"]["grid"] = {"data": {"A": {}, "B": {"model": {"name": "mlp", "hidden": [8]}}}}
+    settings = make_study(
+        ("fedavg", "fedprox"),
+        algorithms__fedprox={"overrides": {"model.hidden": [4]}},
+        study__grid={"data": {"A": {}, "B": {"model": {"name": "mlp", "hidden": [8]}}}},
+    )
     keys = {(cell.algorithm, cell.grid["data"]): cell.key for cell in make_plan(settings).cells}
     assert (
         keys["fedprox", "A"]
@@ -412,10 +405,9 @@ PRESETS = {
 
 
 def make_preset_plan(preset: str) -> NewPlan:
-    settings = make_study(("fedavg", "fedprox"), study__seeds=[0, 1]) | {"presets": PRESETS}
-    settings["algorithms"]["fedprox"] = {"overrides": {"federation.local_epochs": 5}}
-    settings["study"]["grid"] = {"data": DATA, "partition.alpha": [0.1, 0.5]}
-    studies.write(settings, Path())
+    grid, overrides = {"data": DATA, "partition.alpha": [0.1, 0.5]}, {"federation.local_epochs": 5}
+    changes = {"study__grid": grid, "algorithms__fedprox": {"overrides": overrides}, "presets": PRESETS}
+    studies.write(make_study(("fedavg", "fedprox"), study__seeds=[0, 1], **changes), Path())
     return planner.make_plan(Path("params.yaml"), preset)
 
 
@@ -430,12 +422,10 @@ def test_plan_cells_contain_algorithm_overrides_that_take_effect() -> None:
 
 
 def test_plan_cells_contain_algorithm_overrides_of_their_grid_point() -> None:
-    settings = make_study(("fedavg", "fedprox"))
-    settings["algorithms"]["fedprox"] = {"overrides": {"model": {"name": "mlp", "hidden": [8]}, "model.hidden": [4]}}
-    settings["study"]["grid"] = {
-        "kind": {"as it is": {}, "long": {"algorithms.fedavg.overrides": {"federation.rounds": 9}}}
-    }
-    plan = make_plan(settings)
+    overrides = {"model": {"name": "mlp", "hidden": [8]}, "model.hidden": [4]}
+    kinds = {"as it is": {}, "long": {"algorithms.fedavg.overrides": {"federation.rounds": 9}}}
+    changes = {"study__grid": {"kind": kinds}, "algorithms__fedprox": {"overrides": overrides}}
+    plan = make_plan(make_study(("fedavg", "fedprox"), **changes))
     assert {(cell.algorithm, cell.grid.get("kind", "")): cell.own for cell in plan.cells} == {
         ("fedavg", "as it is"): {},
         ("fedavg", "long"): {"federation.rounds": 9},
@@ -489,9 +479,7 @@ def test_plan_rejects_unknown_preset_and_preset_that_sets_grid_key() -> None:
 
 
 def test_grid_over_rounds_is_one_run_with_several_cells() -> None:
-    settings = make_study(("fedavg",), execution={"rounds_per_job": 3})
-    settings["study"]["grid"] = {"federation.rounds": [2, 7, 4]}
-    plan = make_plan(settings)
+    plan = make_plan(make_study(execution={"rounds_per_job": 3}, study__grid={"federation.rounds": [2, 7, 4]}))
     (run,) = plan.runs
     assert run.rounds == 7
     assert [(cell.key, cell.rounds) for cell in plan.cells] == [(run.key, 2), (run.key, 7), (run.key, 4)]
