@@ -18,6 +18,7 @@ from fedpipe.engine import collect
 from fedpipe.engine.blocks import Block
 from fedpipe.engine.run import Run
 from fedpipe.planning import download, partition, planner
+from fedpipe.planning.plan import Plan
 from fedpipe.planning.planner import NewPlan
 from fedpipe.settings.execution import Execution
 
@@ -61,15 +62,20 @@ def prepare(params: dict[str, Any]) -> NewPlan:
     write(params, Path())
     plan = planner.make_plan(Path("params.yaml"))
     planner.write_plan(plan)
-    for name in {run.dataset for run in plan.runs}:
-        if not Path(f"results/data/{name}.pt").exists():
-            download.download_dataset(name)
-    for key in plan.partitions:
-        partition.partition_dataset(key)
+    prepare_data(plan)
     return plan
 
 
-def open_runs(plan: NewPlan, threads: int = 1, **execution: Any) -> list[Run]:
+def prepare_data(plan: Plan) -> None:
+    """Write the data sets and partitions of planned runs."""
+    for name in {run.dataset for run in plan.runs}:
+        if not layout.get_dataset_path(name).exists():
+            download.download_dataset(name)
+    for key in {run.partition for run in plan.runs}:
+        partition.partition_dataset(key)
+
+
+def open_runs(plan: Plan, threads: int = 1, **execution: Any) -> list[Run]:
     return [Run(run.files, Execution(**execution), threads, plan.keep_models) for run in plan.runs]
 
 
@@ -77,6 +83,14 @@ def finish_run(run: Run, rounds: int, keep_models: str | int = "all") -> None:
     """Run all rounds, and merge their files."""
     list(run.run_segment(rounds))
     collect.collect_rounds(run.files, rounds, keep_models)
+
+
+def finish_study(plan: Plan) -> list[Run]:
+    """Run all runs of a prepared study, and merge their files."""
+    runs = open_runs(plan)
+    for planned, run in zip(plan.runs, runs, strict=True):
+        finish_run(run, planned.rounds, plan.keep_models)
+    return runs
 
 
 def run_single_rounds(plan: NewPlan, rounds: int, size: int, **execution: Any) -> None:

@@ -401,8 +401,7 @@ def test_preview_warning_and_results_contain_client_names() -> None:
     assert preview.stderr.strip().endswith(": few.")
     plan = studies.prepare(planner.loader.read_params(Path("params.yaml")))
     assert any(warning.endswith(": few.") for warning in plan.warnings)
-    for run in studies.open_runs(plan):
-        studies.finish_run(run, 1, plan.keep_models)
+    studies.finish_study(plan)
     results = fedpipe.load()
     names = dict(zip(results.clients["client"], results.clients["client_name"], strict=True))
     assert names == {-1: "server"} | dict(enumerate(sorted({*WRITERS})))

@@ -31,8 +31,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewPlan]:
             "report": {"clients": "both"},
         }
         made = studies.prepare(studies.settings(("fedavg", "local"), 1, **sections))
-        for run in studies.open_runs(made):
-            studies.finish_run(run, 1)
+        studies.finish_study(made)
         yield made
 
 
@@ -123,8 +122,7 @@ def test_baseline_of_statistics_is_its_row_of_table(clients: str) -> None:
         },
     }
     plan = studies.prepare(studies.settings(("fedavg", "fedprox"), 1, **sections))
-    for run in studies.open_runs(plan):
-        studies.finish_run(run, 1)
+    studies.finish_study(plan)
     data = StudyData(plan)
     (baseline,) = (rate for label, rate in data.table_row_keys if label == "fedavg")
     scores = data.score_table.query("round == 'last' and average == 'sample'")

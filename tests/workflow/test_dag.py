@@ -183,8 +183,7 @@ def test_all_results_cover_files_of_study() -> None:
 
 def test_table_output_matches_written_report_files() -> None:
     plan = studies.prepare(studies.settings(rounds=1))
-    for run in studies.open_runs(plan):
-        studies.finish_run(run, 1)
+    studies.finish_study(plan)
     written = contents.build_report_files(StudyData(plan))
     assert sorted(map(str, written)) == sorted(dag.get_table_output(plan))
 
