@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from fedpipe.cli import app
 from fedpipe.core.storage import archive, layout
 from fedpipe.core.storage.files import read_json, write_pt
 from fedpipe.core.storage.layout import RunFiles
@@ -51,6 +53,13 @@ def settings(labels: tuple[str, ...] = ("fedavg",), rounds: int = 4, **sections:
     for name, section in sections.items():
         base[name] = base.get(name, {}) | section
     return base
+
+
+def run_command(*arguments: str) -> str:
+    """Run a command of fedpipe in this process. Return its output and its warnings."""
+    result = CliRunner().invoke(app.app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
 
 
 def write(params: dict[str, Any], folder: Path) -> None:

@@ -22,7 +22,7 @@ from fedpipe.cli import app, group
 from fedpipe.cli.docs import equations, pages
 from fedpipe.core.components import code_digest, component, registry
 from tests import small_studies as studies
-from tests.small_studies import AS_USER, RunFedpipe
+from tests.small_studies import AS_USER, RunFedpipe, run_command
 
 pytestmark = pytest.mark.usefixtures("in_empty_folder")
 
@@ -37,12 +37,6 @@ COMMANDS = sorted(
 )
 GROUP: Any = get_command(app.app)
 ALL_COMPONENTS = [(kind, name) for kind in KINDS.values() for name in registry.list_components(kind)]
-
-
-def run_command(*arguments: str) -> str:
-    result = CliRunner().invoke(app.app, arguments, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 def read_error(run_fedpipe: RunFedpipe, *arguments: str) -> str:

@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from typer.testing import CliRunner
 
-from fedpipe.cli import app
 from fedpipe.core.components import component, pinned_files, registry
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.hashing import compute_json_digest
@@ -26,6 +24,7 @@ from fedpipe.report import table_notes
 from fedpipe.settings import loader, parser
 from tests import small_studies as studies
 from tests.errors import rejects
+from tests.small_studies import run_command
 
 pytestmark = pytest.mark.usefixtures("in_empty_folder")
 
@@ -58,10 +57,6 @@ def make_declared_study(**sections: Any) -> dict[str, Any]:
     studies.write(make_study(**sections), Path())
     run_command("download")
     return loader.read_params(Path("params.yaml"))
-
-
-def run_command(*arguments: str) -> str:
-    return CliRunner().invoke(app.app, list(arguments), catch_exceptions=False).output
 
 
 # -- adding the SHA-256 to a study -------------------------------------------------------------------------------------

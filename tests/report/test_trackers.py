@@ -20,7 +20,7 @@ from fedpipe.core.yaml_text import read_generated_yaml
 from fedpipe.planning.planner import NewPlan
 from fedpipe.report import results, trackers
 from tests import small_studies as studies
-from tests.cli.test_cli import run_command
+from tests.small_studies import run_command
 
 TOOLS = ("tensorboard", "mlflow", "wandb")
 ROUNDS = 4

@@ -10,9 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
-from typer.testing import CliRunner
 
-from fedpipe.cli import app
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage import layout, packing
 from fedpipe.core.storage.files import (
@@ -30,10 +28,7 @@ from fedpipe.planning import download, partition
 from fedpipe.planning.planner import NewPlan
 from tests import small_studies as studies
 from tests.errors import rejects
-
-
-def run_command(*arguments: str) -> None:
-    CliRunner().invoke(app.app, list(arguments), catch_exceptions=False)
+from tests.small_studies import run_command
 
 
 @pytest.fixture

@@ -5,9 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from fedpipe.cli import app
 from fedpipe.core.components import code_digest
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import files
@@ -15,6 +13,7 @@ from fedpipe.planning import planner
 from fedpipe.planning.plan import Plan
 from tests import small_studies as studies
 from tests.errors import rejects
+from tests.small_studies import run_command
 
 NORMS = {"kind": "head-norms", "rounds": [2]}
 
@@ -23,10 +22,6 @@ def plan_study(diagnostics: dict[str, Any], **sections: Any) -> planner.NewPlan:
     params = studies.settings(("fedavg", "cwfedavg"), 4, diagnostics=diagnostics, **sections)
     studies.write(params, Path())
     return planner.make_plan(Path("params.yaml"))
-
-
-def run_command(*arguments: str) -> None:
-    CliRunner().invoke(app.app, list(arguments), catch_exceptions=False)
 
 
 def test_diagnostic_key_depends_on_run_round_settings_and_code(monkeypatch: pytest.MonkeyPatch) -> None:
