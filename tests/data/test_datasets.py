@@ -33,6 +33,7 @@ from fedpipe.data.sources.fetch import MIRROR_VARIABLE, Fetcher, PublishedFile
 from fedpipe.planning import download, partition, planner, run_settings
 from fedpipe.settings import loader, parser
 from tests import small_studies as studies
+from tests.data.repositories import encode_image
 from tests.errors import rejects
 
 MIRROR = os.environ.get(MIRROR_VARIABLE)
@@ -188,12 +189,6 @@ def test_cifar_reader_loads_archive(
     assert np.array_equal(samples.x, PIXELS[: len(members)])
     assert samples.y.tolist() == list(range(len(members)))
     assert samples.test.tolist() == [False] * (len(members) - 1) + [True]
-
-
-def encode_image(pixels: np.ndarray, kind: str = "PNG") -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, kind)
-    return buffer.getvalue()
 
 
 def test_tiny_imagenet_reader_loads_color_and_gray_images(fetch: Fetcher) -> None:

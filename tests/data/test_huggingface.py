@@ -28,8 +28,8 @@ from tests import small_studies as studies
 from tests.data import hub
 from tests.data.repositories import encode_image, write_repository
 from tests.errors import rejects
+from tests.small_studies import ROOT
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("offline")
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (60, 8, 8), dtype=np.uint8)

@@ -1,6 +1,5 @@
 """Partitions by a column of the data set: natural clients and domains, from each file format to the results."""
 
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,6 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from PIL import Image
 from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
@@ -27,12 +25,14 @@ from fedpipe.data.partitions.natural import Natural
 from fedpipe.data.samples import Column
 from fedpipe.planning import download, planner
 from tests import small_studies as studies
+from tests.data.repositories import encode_image
 from tests.errors import rejects
 
 pytestmark = pytest.mark.usefixtures("in_empty_folder")
 
 DIGITS = load_digits()
-IMAGES, PIXELS, LABELS = DIGITS.images[:600], DIGITS.data[:600], DIGITS.target[:600].astype(np.int64)
+PIXELS, LABELS = DIGITS.data[:600], DIGITS.target[:600].astype(np.int64)
+IMAGES = (DIGITS.images[:600] * 15).astype(np.uint8)
 WRITERS = np.array([f"w{number:02}" for number in np.random.default_rng(0).integers(0, 17, len(LABELS))])
 WRITERS[:3] = "few"
 FEDERATION = {"clients": 6, "rounds": 1, "participation": 1.0, "batch_size": 40, "learning_rate": 0.1}
@@ -55,12 +55,6 @@ def read_assignment(plan: planner.NewPlan) -> Assignment:
     return Assignment.read(path, files.read_recorded_sha256(path))
 
 
-def encode_digit(pixels: np.ndarray) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray((pixels * 15).astype(np.uint8)).save(buffer, "png")
-    return buffer.getvalue()
-
-
 def write_npz() -> dict[str, Any]:
     np.savez("own.npz", x=PIXELS / 16, y=LABELS, writer=WRITERS)
     return {"name": "npz", "path": "own.npz"}
@@ -76,7 +70,7 @@ def write_split_npz() -> dict[str, Any]:
 
 def write_images() -> dict[str, Any]:
     """Write a table as Hugging Face does: images as structs, class names in the metadata."""
-    cells = [{"bytes": encode_digit(pixels), "path": None} for pixels in IMAGES]
+    cells = [{"bytes": encode_image(pixels), "path": None} for pixels in IMAGES]
     table = pa.table({"image": cells, "label": LABELS, "writer": WRITERS})
     features = {"label": {"names": [f"digit {number}" for number in range(10)], "_type": "ClassLabel"}}
     metadata = {"huggingface": json.dumps({"info": {"features": features}})}
@@ -94,7 +88,7 @@ def write_folder() -> dict[str, Any]:
     for row, (pixels, label, writer) in enumerate(zip(IMAGES, LABELS, WRITERS, strict=True)):
         path = Path(f"pictures/{writer}/{label}/{row:04}.png")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(encode_digit(pixels))
+        path.write_bytes(encode_image(pixels))
     return {"name": "folder", "path": "pictures", "levels": ["writer", "label"]}
 
 
@@ -183,16 +177,16 @@ def test_folder_levels_contain_split_label_and_writer() -> None:
     for name, row in rows.items():
         path = Path("pictures") / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(encode_digit(IMAGES[row]))
+        path.write_bytes(encode_image(IMAGES[row]))
     settings = {"name": "folder", "path": "pictures", "levels": ["split", "label", "writer"]}
     source: Any = registry.parse_component(component.DATASET, settings)
     samples = source._read(Path("pictures"))
-    assert np.array_equal(samples.x[:, 0], (IMAGES[[3, 1, 2]] * 15).astype(np.uint8))
+    assert np.array_equal(samples.x[:, 0], IMAGES[[3, 1, 2]])
     assert samples.y.tolist() == [1, 0, 1]
     assert samples.test.tolist() == [True, False, False]
     assert samples.columns["writer"].names == ("ann", "bob")
     assert samples.columns["writer"].codes.tolist() == [0, 0, 1]
-    Path("pictures/train/cat/2.png").write_bytes(encode_digit(IMAGES[0]))
+    Path("pictures/train/cat/2.png").write_bytes(encode_image(IMAGES[0]))
     with pytest.raises(ArtifactError, match=r"^dataset\.levels: pictures/train/cat/2\.png is not in 3 folders"):
         source._read(Path("pictures"))
     with pytest.raises(SettingsError, match=r"^dataset\.levels: \[domain\] can't be used"):

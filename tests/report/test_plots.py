@@ -19,8 +19,7 @@ from fedpipe.report.data import StudyData
 from fedpipe.report.figures import style
 from tests.papers.test_pages import BROWSER, Browser, list_problems
 from tests.report.conftest import PARTITION
-
-ROOT = Path(__file__).parents[2]
+from tests.small_studies import ROOT
 
 
 def test_learning_curves_name_lines_by_algorithm(two: Any) -> None:

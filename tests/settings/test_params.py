@@ -19,10 +19,10 @@ from fedpipe.settings.params import Params
 from fedpipe.settings.schema import build_json_schema
 from tests import small_studies as studies
 from tests.docs.page_blocks import PAGES, blocks
+from tests.small_studies import ROOT
 
 pytestmark = pytest.mark.usefixtures("in_empty_folder")
 
-ROOT = Path(__file__).parents[2]
 SECTIONS = ", ".join(Params.model_fields)
 
 
