@@ -17,7 +17,7 @@ from fedpipe.data.assignment import NAMES_METADATA
 from fedpipe.report import contents, plots
 from fedpipe.report.data import StudyData
 from fedpipe.report.figures import style
-from tests.papers.test_pages import BROWSER, Browser, list_problems
+from tests.browser import BROWSER, Browser, list_problems
 from tests.report.conftest import PARTITION
 from tests.small_studies import ROOT
 
