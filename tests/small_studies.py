@@ -3,7 +3,10 @@
 import hashlib
 import json
 import os
+import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
@@ -119,6 +122,19 @@ def run_single_rounds(plan: NewPlan, rounds: int, size: int, **execution: Any) -
         open_run().evaluate(number)
 
 
+def make_segment_command(path: Path, stop: int) -> list[str]:
+    return ["segment", str(path), "--stop", str(stop)]
+
+
+def rerun_segment(path: Path, stop: int) -> tuple[int, list[int]]:
+    """Run the same command again. Return the number of complete rounds, and the new rounds."""
+    process = subprocess.run(
+        [sys.executable, "-m", "fedpipe", *make_segment_command(path, stop)], capture_output=True, text=True, check=True
+    )
+    match = re.search(r"(\d+) of \d+ rounds are complete", process.stdout)
+    return int(match[1]), [int(number) for number in re.findall(r"round (\d+) of", process.stdout)]
+
+
 def train_scaffold(rounds: int) -> tuple[NewPlan, Run]:
     """Run SCAFFOLD, whose clients have states. Return its plan and its run."""
     plan = prepare(settings(("scaffold",), rounds))
@@ -153,6 +169,10 @@ def delete_rounds(run: Path) -> None:
     shutil.rmtree(run / "rounds")
     shutil.rmtree(run / "segments", ignore_errors=True)
     (run / "rounds.zip").unlink(missing_ok=True)
+
+
+def list_temporary_files(folder: Path) -> list[Path]:
+    return list(folder.rglob("*.tmp"))
 
 
 def require_equal_bits(plan: NewPlan, rounds: int, size: int = 1, **execution: Any) -> Run:
@@ -191,8 +211,6 @@ def read_round_times(run: Path) -> dict[int, str]:
 
 def copy_project(folder: Path) -> Path:
     """Copy the project into a folder without results, like a new clone."""
-    import subprocess
-
     names = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.splitlines()

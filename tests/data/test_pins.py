@@ -174,26 +174,25 @@ def test_download_and_plan_reject_invalid_file_with_equal_errors(section: str, n
 # -- a folder of studies -----------------------------------------------------------------------------------------------
 
 
-def write_substitute(name: str, side: int, channels: int, num_classes: int) -> str:
-    """Write a mirror's substitute for published images. Return its SHA-256."""
-    Path("mirror").mkdir(exist_ok=True)
-    random = np.random.default_rng(num_classes)
-    arrays = {
-        f"x_{part}": random.integers(0, 256, (count, side, side, channels), dtype=np.uint8)
-        for part, count in (("train", 4 * num_classes), ("test", num_classes))
-    }
-    labels = {"y_train": np.arange(4 * num_classes) % num_classes, "y_test": np.arange(num_classes)}
-    np.savez(f"mirror/{name}.npz", **arrays, **labels)
-    return files.compute_file_sha256(Path(f"mirror/{name}.npz"))
-
-
-def test_download_of_folder_adds_checksums_to_all_studies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The SHA-256 is added in sections, axes and presets. Each data set is read once, and comments are kept."""
-    checksums = {
-        "cifar10": write_substitute("cifar10", 32, 3, 10),
-        "cifar100": write_substitute("cifar100", 32, 3, 100),
-    }
+@pytest.fixture
+def checksums(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The SHA-256 of small substitutes for published images, which a mirror contains."""
     monkeypatch.setenv("FEDPIPE_MIRROR", "mirror")
+    Path("mirror").mkdir()
+    for num_classes in (10, 100):
+        random, labels = np.random.default_rng(num_classes), np.arange(4 * num_classes) % num_classes
+        x_train, x_test = (
+            random.integers(0, 256, (count * num_classes, 32, 32, 3), dtype=np.uint8) for count in (4, 1)
+        )
+        name = f"mirror/cifar{num_classes}.npz"
+        np.savez(name, x_train=x_train, y_train=labels, x_test=x_test, y_test=labels[:num_classes])
+    return {path.stem: files.compute_file_sha256(path) for path in Path("mirror").iterdir()}
+
+
+def test_download_of_folder_adds_checksums_to_all_studies(
+    checksums: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The SHA-256 is added in sections, axes and presets. Each data set is read once, and comments are kept."""
     Path("studies/a").mkdir(parents=True)
     rest = "model: {name: mlp}\nfederation: {clients: 2, rounds: 1}\n"
     texts = {
@@ -244,12 +243,7 @@ presets:
     assert Path("studies/a/two.yaml").read_text() == before
 
 
-def test_download_adds_checksum_once_to_anchored_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
-    checksums = {
-        "cifar10": write_substitute("cifar10", 32, 3, 10),
-        "cifar100": write_substitute("cifar100", 32, 3, 100),
-    }
-    monkeypatch.setenv("FEDPIPE_MIRROR", "mirror")
+def test_download_adds_checksum_once_to_anchored_mapping(checksums: dict[str, str]) -> None:
     path = Path("studies/anchors.yaml")
     path.parent.mkdir(exist_ok=True)
     path.write_text("""dataset: {name: cifar10}

@@ -313,7 +313,6 @@ def test_hyperparameters_and_server_memory_match_published_numbers(
     )
 
 
-@pytest.mark.usefixtures("finished_studies")
 def test_papers_pages_reject_edited_study(finished_studies: dict[str, NewPlan]) -> None:
     make.write_paper_pages("smoke")
     page, study = make.get_pages_folder("smoke") / "pfps_lwc.html", finished_studies["pfps_lwc/figure8"].params
