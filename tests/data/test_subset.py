@@ -3,6 +3,7 @@ import pytest
 
 from fedpipe.core.storage import layout
 from fedpipe.data.assignment import Assignment
+from fedpipe.planning import planner
 from fedpipe.planning.partition import select_sample_subset
 from tests import small_studies as studies
 from tests.errors import rejects
@@ -38,7 +39,8 @@ def test_assignment_contains_only_samples_of_subset() -> None:
 
 def test_subset_is_in_partition_settings_only_if_set() -> None:
     (plain,), (small,) = (
-        studies.prepare(studies.settings(dataset=dataset)).partitions.values() for dataset in ({}, {"subset": 200})
+        planner.make_plan(settings=studies.settings(dataset=dataset)).partitions.values()
+        for dataset in ({}, {"subset": 200})
     )
     assert "subset" not in plain["dataset"]
     assert small["dataset"]["subset"] == 200

@@ -20,7 +20,7 @@ from fedpipe.report.figures import curves as curves_figure
 from fedpipe.report.figures import matrices, partition, style
 from fedpipe.report.matrices import ModelMatrices
 from fedpipe.settings.report import Report
-from tests.docs.page_blocks import ROOT
+from tests import small_studies as studies
 from tests.report.conftest import PARTITION
 
 GLOBAL, LOCAL = "Global test accuracy (global model)", "Local test accuracy (personalized)"  #: metrics
@@ -166,7 +166,7 @@ def test_partition_names_contain_differing_settings(make):
 
 def test_dvc_plots_use_colors_of_figures():
     """Colors follow the order of lines in the file, as in the figure. Vega's default would sort lines by name."""
-    template = json.loads((ROOT / ".dvc/plots/curves.json").read_text())
+    template = json.loads((studies.ROOT / ".dvc/plots/curves.json").read_text())
     color = template["spec"]["encoding"]["color"]
     assert (color["field"], color["sort"]) == ("line", None)
     assert color["scale"] == {"range": list(style.COLORS)}
@@ -540,7 +540,10 @@ def check_page(figure, page):
             assert find_overlaps(visible, renderer) == []
 
 
-@pytest.mark.parametrize("width", style.PAGES)
+WIDTHS = studies.mark_others_slow(style.PAGES, fast=("column", "slides"))  # the narrowest and the widest page
+
+
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("lines", [1, 6, 9, pytest.param(27, marks=pytest.mark.slow)])
 def test_curves_figure_fits_page(make, width, lines):
     names = ["FedAvg", "SCAFFOLD", "Per-FedAvg", "cwFedAvg (λ = 10)", *(f"Method{index:02d}" for index in range(27))]
@@ -557,7 +560,7 @@ def test_curves_figure_fits_page(make, width, lines):
     assert ticks <= {1000, 2000, 3000}, "ticks are measured rounds"
 
 
-@pytest.mark.parametrize("width", style.PAGES)
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("shape", [(2, 2), (10, 10), (20, 100), (100, 10)], ids=str)
 def test_partition_figure_fits_page(width, shape):
     counts = np.random.default_rng(0).integers(0, 4000, shape)
@@ -567,7 +570,7 @@ def test_partition_figure_fits_page(width, shape):
         check_page(partition.build_partition_figure(counts, SETTINGS, page, class_names=class_names), page)
 
 
-@pytest.mark.parametrize("width", style.PAGES)
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize(("classes", "methods"), [(10, 1), (10, 2), (100, 2)])
 def test_matrices_figure_fits_page(width, classes, methods):
     values = np.random.default_rng(0).dirichlet(np.ones(classes), classes)

@@ -147,8 +147,8 @@ def test_run_resumes_with_regenerated_data(study_plan: NewPlan) -> None:
 # -- settings that the plan writes for stages --------------------------------------------------------------------------
 
 
-def test_partition_rejects_edited_settings(study_plan: NewPlan) -> None:
-    (key,) = study_plan.partitions
+def test_partition_rejects_edited_settings() -> None:
+    (key,) = studies.prepare(studies.settings()).partitions
     path = layout.get_assignment_path(key)
     settings_path = path.with_name("partition.yaml")
     original_text = settings_path.read_text()
@@ -181,8 +181,8 @@ def test_partition_rejects_edited_settings(study_plan: NewPlan) -> None:
     ],
     ids=str,
 )
-def test_download_rejects_edited_settings(study_plan: NewPlan, settings: Any, message: str) -> None:
-    name = study_plan.runs[0].dataset
+def test_download_rejects_edited_settings(settings: Any, message: str) -> None:
+    name = studies.prepare(studies.settings()).runs[0].dataset
     path = store.get_dataset_settings_path(name)
     bits_before = studies.hash_results(Path("results/data"))
     path.write_text(yaml.safe_dump(settings))
