@@ -7,12 +7,13 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from fedpipe.cli import app
@@ -141,6 +142,13 @@ def train_scaffold(rounds: int) -> tuple[NewPlan, Run]:
     (run,) = open_runs(plan)
     list(run.run_segment(rounds))
     return plan, run
+
+
+def build_network(run: Run, model: Mapping[str, Tensor]) -> nn.Module:
+    """Return a plain PyTorch network with these tensors. Names that the model lacks keep their first values."""
+    network: nn.Module = run.algorithm.net._build().to(next(iter(model.values())).dtype)
+    network.load_state_dict({**network.state_dict(), **model})
+    return network.eval()
 
 
 def read_scores(run: Run, rounds: int, protocol: str) -> dict[tuple[int, int], tuple[int, int, float]]:

@@ -53,11 +53,9 @@ def test_validation_scores_match_plain_pytorch(stack: int) -> None:
     )
     assert personal.keys() == global_scores.keys()
     for (number, client), score in personal.items():
-        network = run.algorithm.net._build()
-        network.load_state_dict(run.load_server_state(number)["model"])
         x, y = run.clients.gather_samples(run.clients.validation[client])
         with torch.no_grad():
-            logits = network.eval()(x)
+            logits = studies.build_network(run, run.load_server_state(number)["model"])(x)
         expected = (int((logits.argmax(-1) == y).sum()), len(y))
         loss = float(F.cross_entropy(logits, y)) if len(y) else 0.0
         for measured_score in (score, global_scores[number, client]):
