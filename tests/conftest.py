@@ -69,6 +69,15 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def own_module(in_empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The file own.py in the empty folder. A test writes it, and imports it as the module `own`."""
+    monkeypatch.syspath_prepend(str(in_empty_folder))
+    monkeypatch.delitem(sys.modules, "own", raising=False)
+    yield in_empty_folder / "own.py"
+    sys.modules.pop("own", None)  # other tests import another own.py
+
+
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     if not BROWSER:

@@ -52,12 +52,9 @@ class Broken(Callback):
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "own", raising=False)
-    (tmp_path / "own.py").write_text(CUSTOM_MODULE)
-    return tmp_path
+def folder(own_module: Path) -> Path:
+    own_module.write_text(CUSTOM_MODULE)
+    return own_module.parent
 
 
 def study(*names: str, **sections: Any) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Errors of a custom algorithm that violates the contract are one message without a traceback."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -62,14 +61,6 @@ MISTAKES = [
 ]
 
 
-@pytest.fixture
-def own(in_empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The module with the custom algorithm."""
-    monkeypatch.syspath_prepend(str(in_empty_folder))
-    monkeypatch.delitem(sys.modules, "own", raising=False)
-    return in_empty_folder / "own.py"
-
-
 def run_with_error(run_fedpipe: RunFedpipe, *arguments: str) -> str:
     """Run a command with an error. Return its message."""
     status, _, error = run_fedpipe(*arguments)
@@ -80,9 +71,9 @@ def run_with_error(run_fedpipe: RunFedpipe, *arguments: str) -> str:
 
 @pytest.mark.parametrize(("method", "body", "stack", "problem"), MISTAKES, ids=[problem for *_, problem in MISTAKES])
 def test_segment_reports_error_in_custom_algorithm(
-    method: str, body: str, stack: int, problem: str, own: Path, run_fedpipe: RunFedpipe
+    method: str, body: str, stack: int, problem: str, own_module: Path, run_fedpipe: RunFedpipe
 ) -> None:
-    own.write_text(OWN.format(f"def {method}:\n        {body}"))
+    own_module.write_text(OWN.format(f"def {method}:\n        {body}"))
     plan = studies.prepare(studies.settings(("own",), rounds=1, algorithms={"own": {"algorithm": "own.Own"}}))
     message = run_with_error(run_fedpipe, "segment", str(plan.runs[0].path), "--stop", "1", "--stack", str(stack))
     assert message.startswith(f"fedpipe: own.Own.{method.partition('(')[0]} (own.py, line {problem}"), message
@@ -104,10 +95,10 @@ def test_invalid_option_of_job_is_rejected(command: list[str], sentence: str, ru
     assert message.startswith(f"fedpipe: {sentence}")
 
 
-def test_error_about_running_statistics_shows_net_parameters(own: Path, run_fedpipe: RunFedpipe) -> None:
+def test_error_about_running_statistics_shows_net_parameters(own_module: Path, run_fedpipe: RunFedpipe) -> None:
     """The message shows the method that omits running statistics."""
     body = "return {'model': initial_model(0) - self.net.parameters(initial_model(0))}"
-    own.write_text(
+    own_module.write_text(
         OWN.format(f"def init(self, initial_model):\n        {body}") + "\n\ndef normed(shape, classes):\n"
         "    inner = [torch.nn.Flatten(), torch.nn.BatchNorm1d(64)]\n"
         "    return torch.nn.Sequential(*inner), torch.nn.Linear(64, classes)\n"
