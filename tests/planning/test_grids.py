@@ -59,7 +59,7 @@ def test_grid_points_contain_only_parameters_of_their_scheme() -> None:
     assert len(plan.runs) == 3
 
 
-def test_missing_grid_dataset_error_shows_download_command_of_study(tmp_path: Path) -> None:
+def test_missing_grid_dataset_error_shows_download_command_of_study() -> None:
     Path("studies").mkdir()
     params = studies.settings(study={"grid": {"dataset.sha256": ["0" * 64]}})
     params["dataset"] = {"name": "npz", "path": "own.npz", "sha256": "1" * 64, "split": "pooled"}

@@ -24,6 +24,7 @@ from fedpipe.report import contents
 from fedpipe.settings import federation, loader, methods, parser
 from fedpipe.settings.report import Report
 from tests import small_studies as studies
+from tests.errors import rejects
 
 pytestmark = pytest.mark.usefixtures("in_empty_folder")
 
@@ -65,12 +66,6 @@ def make_study(labels: tuple[str, ...] = ("fedavg",), **values: Any) -> dict[str
 
 def compute_key(settings: dict[str, Any], label: str = "fedavg", seed: int = 0) -> str:
     return RunSettings.from_params(parser.parse_params(settings), label, seed).key
-
-
-def list_errors(settings: dict[str, Any]) -> list[str]:
-    with pytest.raises(SettingsError) as error:
-        make_plan(settings)
-    return str(error.value).splitlines()
 
 
 # -- run keys ----------------------------------------------------------------------------------------------------------
@@ -331,8 +326,8 @@ def test_algorithm_overrides_change_only_runs_of_their_algorithm() -> None:
     assert second.key == compute_key(make_study(("scaffold",)), "scaffold")
     assert (first.rounds, second.rounds) == (4, 6)
     assert first.partition == second.partition
-    (error,) = list_errors(settings | {"algorithms": {}})
-    assert error.startswith("federation.optimizer: adam can't be used with scaffold")
+    with rejects("federation.optimizer: adam can't be used with scaffold"):
+        make_plan(settings | {"algorithms": {}})
 
 
 def test_algorithm_overrides_take_precedence_over_grid() -> None:
