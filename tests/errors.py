@@ -11,7 +11,7 @@ from fedpipe.core.errors import SettingsError, UserError
 
 @contextmanager
 def rejects(outline: str, kind: type[UserError] = SettingsError) -> Iterator[pytest.ExceptionInfo[UserError]]:
-    """Require an error of one line that begins with the outline, in which `` ... `` stands for any words."""
+    """Require an error of one line that begins with the outline, in which `` ... `` matches any words."""
     with pytest.raises(kind) as error:
         yield error
     message = str(error.value)
