@@ -13,6 +13,7 @@ from fedpipe import testing
 from fedpipe.cli import app
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.testing import Trial
+from tests.browser import BROWSER, Browser
 from tests.small_studies import RunFedpipe
 
 #: Use the same examples on every machine, regardless of its speed.
@@ -67,6 +68,24 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     return tmp_path
+
+
+@pytest.fixture
+def own_module(in_empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The file own.py in the empty folder. A test writes it, and imports it as the module `own`."""
+    monkeypatch.syspath_prepend(str(in_empty_folder))
+    monkeypatch.delitem(sys.modules, "own", raising=False)
+    yield in_empty_folder / "own.py"
+    sys.modules.pop("own", None)  # other tests import another own.py
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    if not BROWSER:
+        pytest.skip("needs Chromium")
+    chromium = Browser(tmp_path_factory.mktemp("profile"))
+    yield chromium
+    chromium.close()
 
 
 @pytest.fixture

@@ -3,14 +3,20 @@
 import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Callable, Collection, Iterable
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from torch import Tensor, nn
+from typer.testing import CliRunner
 
+from fedpipe.cli import app
 from fedpipe.core.storage import archive, layout
 from fedpipe.core.storage.files import read_json, write_pt
 from fedpipe.core.storage.layout import RunFiles
@@ -18,6 +24,7 @@ from fedpipe.engine import collect
 from fedpipe.engine.blocks import Block
 from fedpipe.engine.run import Run
 from fedpipe.planning import download, partition, planner
+from fedpipe.planning.plan import Plan
 from fedpipe.planning.planner import NewPlan
 from fedpipe.settings.execution import Execution
 
@@ -52,6 +59,13 @@ def settings(labels: tuple[str, ...] = ("fedavg",), rounds: int = 4, **sections:
     return base
 
 
+def run_command(*arguments: str) -> str:
+    """Run a command of fedpipe in this process. Return its output and its warnings."""
+    result = CliRunner().invoke(app.app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
 def write(params: dict[str, Any], folder: Path) -> None:
     (folder / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
 
@@ -61,15 +75,20 @@ def prepare(params: dict[str, Any]) -> NewPlan:
     write(params, Path())
     plan = planner.make_plan(Path("params.yaml"))
     planner.write_plan(plan)
-    for name in {run.dataset for run in plan.runs}:
-        if not Path(f"results/data/{name}.pt").exists():
-            download.download_dataset(name)
-    for key in plan.partitions:
-        partition.partition_dataset(key)
+    prepare_data(plan)
     return plan
 
 
-def open_runs(plan: NewPlan, threads: int = 1, **execution: Any) -> list[Run]:
+def prepare_data(plan: Plan) -> None:
+    """Write the data sets and partitions of planned runs."""
+    for name in {run.dataset for run in plan.runs}:
+        if not layout.get_dataset_path(name).exists():
+            download.download_dataset(name)
+    for key in {run.partition for run in plan.runs}:
+        partition.partition_dataset(key)
+
+
+def open_runs(plan: Plan, threads: int = 1, **execution: Any) -> list[Run]:
     return [Run(run.files, Execution(**execution), threads, plan.keep_models) for run in plan.runs]
 
 
@@ -77,6 +96,14 @@ def finish_run(run: Run, rounds: int, keep_models: str | int = "all") -> None:
     """Run all rounds, and merge their files."""
     list(run.run_segment(rounds))
     collect.collect_rounds(run.files, rounds, keep_models)
+
+
+def finish_study(plan: Plan) -> list[Run]:
+    """Run all runs of a prepared study, and merge their files."""
+    runs = open_runs(plan)
+    for planned, run in zip(plan.runs, runs, strict=True):
+        finish_run(run, planned.rounds, plan.keep_models)
+    return runs
 
 
 def run_single_rounds(plan: NewPlan, rounds: int, size: int, **execution: Any) -> None:
@@ -96,12 +123,32 @@ def run_single_rounds(plan: NewPlan, rounds: int, size: int, **execution: Any) -
         open_run().evaluate(number)
 
 
+def make_segment_command(path: Path, stop: int) -> list[str]:
+    return ["segment", str(path), "--stop", str(stop)]
+
+
+def rerun_segment(path: Path, stop: int) -> tuple[int, list[int]]:
+    """Run the same command again. Return the number of complete rounds, and the new rounds."""
+    process = subprocess.run(
+        [sys.executable, "-m", "fedpipe", *make_segment_command(path, stop)], capture_output=True, text=True, check=True
+    )
+    match = re.search(r"(\d+) of \d+ rounds are complete", process.stdout)
+    return int(match[1]), [int(number) for number in re.findall(r"round (\d+) of", process.stdout)]
+
+
 def train_scaffold(rounds: int) -> tuple[NewPlan, Run]:
     """Run SCAFFOLD, whose clients have states. Return its plan and its run."""
     plan = prepare(settings(("scaffold",), rounds))
     (run,) = open_runs(plan)
     list(run.run_segment(rounds))
     return plan, run
+
+
+def build_network(run: Run, model: Mapping[str, Tensor]) -> nn.Module:
+    """Return a plain PyTorch network with these tensors. Names that the model lacks keep their first values."""
+    network: nn.Module = run.algorithm.net._build().to(next(iter(model.values())).dtype)
+    network.load_state_dict({**network.state_dict(), **model})
+    return network.eval()
 
 
 def read_scores(run: Run, rounds: int, protocol: str) -> dict[tuple[int, int], tuple[int, int, float]]:
@@ -130,6 +177,10 @@ def delete_rounds(run: Path) -> None:
     shutil.rmtree(run / "rounds")
     shutil.rmtree(run / "segments", ignore_errors=True)
     (run / "rounds.zip").unlink(missing_ok=True)
+
+
+def list_temporary_files(folder: Path) -> list[Path]:
+    return list(folder.rglob("*.tmp"))
 
 
 def require_equal_bits(plan: NewPlan, rounds: int, size: int = 1, **execution: Any) -> Run:
@@ -168,8 +219,6 @@ def read_round_times(run: Path) -> dict[int, str]:
 
 def copy_project(folder: Path) -> Path:
     """Copy the project into a folder without results, like a new clone."""
-    import subprocess
-
     names = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.splitlines()

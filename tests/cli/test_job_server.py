@@ -19,7 +19,6 @@ from typing_extensions import override
 from fedpipe.cli import job_server
 from fedpipe.core.storage.layout import RunFiles
 from tests import small_studies as studies
-from tests.runs.test_resume import list_temporary_files
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="fork servers need Linux")
 
@@ -368,7 +367,7 @@ def test_servers_jobs_and_commands_end_with_snakemake(snakemake: Snakemake) -> N
         read_until(f"{complete[-1]} of {LONG} rounds are complete", orphan)
         assert not snakemake.list_processes()
         orphan.kill()
-    assert len(list_temporary_files(Path(path))) <= 2, "at most one half-written file of each killed job"
+    assert len(studies.list_temporary_files(Path(path))) <= 2, "at most one half-written file of each killed job"
 
 
 @pytest.mark.slow

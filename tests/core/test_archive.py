@@ -288,9 +288,8 @@ for number in range(first, 60, 2):
 """
 
 
-def test_two_processes_pack_one_run_without_losing_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_pack_one_run_without_losing_files(in_empty_folder: Path) -> None:
     """For example, two studies with different numbers of rounds share a run."""
-    monkeypatch.chdir(tmp_path)
     commands = [[sys.executable, "-c", WRITER, str(first)] for first in (0, 1)]
     processes = [subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(studies.ROOT)}) for command in commands]
     assert [process.wait() for process in processes] == [0, 0]

@@ -17,8 +17,8 @@ from fedpipe.core.storage import files
 from fedpipe.planning import planner
 from fedpipe.planning.plan import Plan
 from tests import small_studies as studies
-from tests.cli.test_cli import run_command as printed
 from tests.docs.page_blocks import blocks
+from tests.small_studies import run_command
 
 ROUNDS = 3
 #: A user's module. The diary is a file, because a callback runs in the job's process.
@@ -52,12 +52,9 @@ class Broken(Callback):
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "own", raising=False)
-    (tmp_path / "own.py").write_text(CUSTOM_MODULE)
-    return tmp_path
+def folder(own_module: Path) -> Path:
+    own_module.write_text(CUSTOM_MODULE)
+    return own_module.parent
 
 
 def study(*names: str, **sections: Any) -> dict[str, Any]:
@@ -72,7 +69,7 @@ def run_segment(plan: planner.NewPlan, stop: int) -> str:
     """Run a job with the command of the Snakefile's rule. Return its output."""
     (run,) = plan.runs
     names = " ".join(plan.execution.callbacks)
-    return printed("segment", str(run.path), "--stop", str(stop), "--callbacks", names)
+    return run_command("segment", str(run.path), "--stop", str(stop), "--callbacks", names)
 
 
 def compute_accuracies(plan: planner.NewPlan) -> dict[int, dict[str, float]]:
@@ -131,7 +128,7 @@ def test_run_continues_if_callback_cannot_be_imported_or_created(folder: Path) -
     """For example, a node may lack the packages that the module imports."""
     plan = studies.prepare(study("own.Broken", "own.Diary"))
     (run,) = plan.runs
-    output = printed("segment", str(run.path), "--stop", "1", "--callbacks", "own.Broken elsewhere.Board own.Diary")
+    output = run_command("segment", str(run.path), "--stop", "1", "--callbacks", "own.Broken elsewhere.Board own.Diary")
     assert "own.Broken failed (OSError: no such board)" in output
     assert "elsewhere.Board failed (SettingsError: execution.callbacks: 'elsewhere.Board' can't be imported" in output
     assert output.count(f"{run.path} continues without it") == 2
@@ -151,10 +148,10 @@ def test_evaluate_command_calls_callbacks_for_its_round(folder: Path) -> None:
     plan = studies.prepare(study("own.Diary"))
     (run,) = plan.runs
     path = str(run.path)
-    printed("initialize", path)
-    printed("train", path, "--round", "1", "--block", "0", "--size", "5")
-    printed("aggregate", path, "--round", "1", "--blocks", "1")
-    printed("evaluate", path, "--round", "1", "--callbacks", "own.Diary")
+    run_command("initialize", path)
+    run_command("train", path, "--round", "1", "--block", "0", "--size", "5")
+    run_command("aggregate", path, "--round", "1", "--blocks", "1")
+    run_command("evaluate", path, "--round", "1", "--callbacks", "own.Diary")
     assert [entry[0] for entry in read_diary()] == ["begin", "round", "end"]
     assert read_diary()[1][2:] == [1, callbacks.read_round_accuracies(run.files, 1)]
 

@@ -13,8 +13,7 @@ import pytest
 
 from fedpipe.core.components import code_digest, component, registry, syntax
 from fedpipe.core.errors import SettingsError
-
-ROOT = Path(__file__).parents[2]
+from tests.small_studies import ROOT
 
 CUSTOM_MODULE = '''
 """A custom module."""

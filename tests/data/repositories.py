@@ -4,7 +4,6 @@ import io
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
@@ -23,8 +22,7 @@ def write_repository(columns: dict[str, Any], tests: int = 0, features: dict[str
             table.to_parquet(f"repository/data/{split}-00000-of-00001.parquet")
 
 
-def encode_image(pixels: npt.NDArray[np.uint8]) -> bytes:
-    """Encode an image as PNG."""
+def encode_image(pixels: npt.NDArray[Any], kind: str = "PNG") -> bytes:
     buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "png")
+    Image.fromarray(pixels).save(buffer, kind)
     return buffer.getvalue()

@@ -33,6 +33,8 @@ from fedpipe.data.sources.fetch import MIRROR_VARIABLE, Fetcher, PublishedFile
 from fedpipe.planning import download, partition, planner, run_settings
 from fedpipe.settings import loader, parser
 from tests import small_studies as studies
+from tests.data.repositories import encode_image
+from tests.errors import rejects
 
 MIRROR = os.environ.get(MIRROR_VARIABLE)
 RANDOM = np.random.default_rng(0)
@@ -189,12 +191,6 @@ def test_cifar_reader_loads_archive(
     assert samples.test.tolist() == [False] * (len(members) - 1) + [True]
 
 
-def encode_image(pixels: np.ndarray, kind: str = "PNG") -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, kind)
-    return buffer.getvalue()
-
-
 def test_tiny_imagenet_reader_loads_color_and_gray_images(fetch: Fetcher) -> None:
     """Images are JPEG, and some are gray. Files are sorted by number, so 10 comes after 2."""
     color, grey = np.full((64, 64, 3), (200, 100, 50), np.uint8), np.full((64, 64), 30, np.uint8)
@@ -274,11 +270,8 @@ def test_download_writes_checksum_of_substitute_npz_into_study() -> None:
     sha256 = save_arrays("mirror/cifar10.npz", **SPLIT_ARRAYS)
     settings = studies.settings(dataset={"name": "cifar10", "mirror": "mirror"}, federation={"clients": 2})
     studies.write(settings, Path())
-    with pytest.raises(SettingsError) as error:
+    with rejects("dataset.sha256: missing ... 'cifar10' ... Run `fedpipe download`"):
         planner.make_plan(Path("params.yaml"))
-    assert str(error.value).startswith("dataset.sha256: missing")
-    assert "'cifar10'" in str(error.value)
-    assert "Run `fedpipe download`" in str(error.value)
     assert sha256 in download.write_dataset_facts_into_study(None, Path("params.yaml"))
     assert yaml.safe_load(Path("params.yaml").read_text())["dataset"]["sha256"] == sha256
     plan = planner.make_plan(Path("params.yaml"))
@@ -439,18 +432,11 @@ def test_npz_text_labels_become_class_numbers() -> None:
         ({"x": np.ones((2, 3), np.uint64), "y": np.arange(2)}, "inputs of uint64 with shape (2, 3)"),
         ({"x": np.ones((2, 0), int), "y": np.arange(2)}, "inputs of int64 with shape (2, 0)"),
     ],
-    ids=[
-        *("one", "spoilt", "32-bits", "names", "integers", "negative", "empty", "objects", "lengths", "mask-length"),
-        *("scalar", "part-lengths", "part-shapes", "part-inputs", "part-labels", "nan-label", "words", "mask"),
-        *("padding", "uint64", "nothing"),
-    ],
 )
 def test_npz_rejects_invalid_arrays(content: dict[str, np.ndarray], problem: str) -> None:
     save_arrays("own.npz", **content)
-    with pytest.raises(ArtifactError) as error:
+    with rejects(f"own.npz ... {problem}", ArtifactError):
         load_custom_dataset(name="npz", path="own.npz")
-    assert str(error.value).startswith("own.npz")
-    assert problem in str(error.value)
 
 
 def test_parquet_loads_texts() -> None:
@@ -492,13 +478,11 @@ def test_parquet_loads_images(cell: Callable[[bytes], Any]) -> None:
             "dataset.input: column 'image' of own.parquet contains decimal128(",
         ),
     ],
-    ids=["columns", "split", "image", "no-text", "no-label", "numbers", "deep", "lists", "paths", "decimals"],
 )
 def test_parquet_rejects_invalid_columns(table: dict[str, Any], problem: str) -> None:
     pd.DataFrame(table).to_parquet("own.parquet")
-    with pytest.raises(ArtifactError) as error:
+    with rejects(problem, ArtifactError):
         load_custom_dataset(name="parquet", path="own.parquet")
-    assert str(error.value).startswith(problem)
 
 
 @pytest.mark.parametrize(("name", "separator"), [("own.csv", ","), ("my own.tsv", "\t")])
@@ -519,9 +503,8 @@ def test_csv_error_shows_working_conversion_command(name: str, separator: str) -
 def test_parquet_rejects_duplicate_column() -> None:
     table = pa.table([["a"], [0], [1]], names=["text", "label", "label"])
     write_parquet(Path("own.parquet"), table)
-    with pytest.raises(ArtifactError) as error:
+    with rejects("own.parquet has the column label more than once.", ArtifactError):
         load_custom_dataset(name="parquet", path="own.parquet")
-    assert str(error.value).startswith("own.parquet has the column label more than once.")
 
 
 def write_folder(*names: str, grey: bool = False) -> None:
@@ -634,9 +617,8 @@ def test_folder_rejects_invalid_images() -> None:
 def test_folder_rejects_images_with_more_than_8_bits(kind: type[np.generic], name: str, mode: str) -> None:
     write_folder("dog/0.png", "dog/2.png", grey=True)
     Image.fromarray(np.full((32, 32), 300, kind)).save(f"pictures/dog/{name}")
-    with pytest.raises(ArtifactError) as error:
+    with rejects(f"pictures/dog/{name} has more than 8 bits per channel (Pillow's mode {mode}).", ArtifactError):
         load_custom_dataset(name="folder", path="pictures")
-    assert str(error.value).startswith(f"pictures/dog/{name} has more than 8 bits per channel (Pillow's mode {mode}).")
 
 
 def test_two_npz_files_are_stored_separately() -> None:
@@ -660,9 +642,8 @@ def test_npz_changed_after_declaration_is_rejected() -> None:
     sha256 = save_arrays("own.npz", x=PIXELS, y=np.arange(6))
     source = parser.parse_dataset({"name": "npz", "path": "own.npz", "sha256": sha256}).effective_dataset
     new_sha256 = save_arrays("own.npz", x=PIXELS[::-1], y=np.arange(6))
-    with pytest.raises(ArtifactError) as error:
+    with rejects(f"dataset.sha256: {sha256} is declared, but own.npz has SHA-256 {new_sha256}.", ArtifactError):
         source.load(Fetcher())
-    assert str(error.value).startswith(f"dataset.sha256: {sha256} is declared, but own.npz has SHA-256 {new_sha256}.")
     Path("own.npz").unlink()
     with pytest.raises(ArtifactError, match=r"^dataset\.path: own\.npz is missing"):
         source.load(Fetcher())

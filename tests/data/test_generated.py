@@ -21,11 +21,9 @@ NAMES = ("mnist", "cifar100", "imdb", "ag_news")
 
 
 @pytest.fixture(autouse=True)
-def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work in a folder without data, mirror and cache."""
-    monkeypatch.chdir(tmp_path)
+def _no_mirror_and_empty_cache(in_empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDPIPE_MIRROR", raising=False)
-    monkeypatch.setattr("fedpipe.data.sources.fetch.get_cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr("fedpipe.data.sources.fetch.get_cache_folder", lambda: in_empty_folder / "cache")
 
 
 def parse_generated(name: str = "mnist", **others: Any) -> Data:

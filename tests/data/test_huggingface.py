@@ -27,8 +27,9 @@ from fedpipe.settings import parser
 from tests import small_studies as studies
 from tests.data import hub
 from tests.data.repositories import encode_image, write_repository
+from tests.errors import rejects
+from tests.small_studies import ROOT
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("offline")
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (60, 8, 8), dtype=np.uint8)
@@ -133,9 +134,7 @@ def test_huggingface_config_selects_files_and_changes_key() -> None:
     assert plans["old"].runs[0].key != plans["new"].runs[0].key
     with pytest.raises(ArtifactError, match=r"^dataset\.config: missing for repository\. Use one of: old, new\."):
         download_and_plan(vocabulary=50)
-    with pytest.raises(
-        ArtifactError, match=r"^dataset\.config: 'odl' is not a .* of repository\. Use one of: old, new"
-    ):
+    with rejects("dataset.config: 'odl' is not a ... of repository. Use one of: old, new", ArtifactError):
         download_and_plan(vocabulary=50, config="odl")
     plain = HuggingFace(path="repository", sha256="0" * 64)
     assert "config" not in plain.get_hashed_parameters(), (
@@ -226,18 +225,14 @@ def test_offline_download_reads_declared_files_from_cache_of_hub() -> None:
         ({"input": "txt"}, "dataset.input: 'txt' is not a column of repository. Use one of: text, label."),
         (
             {"path": "repository/data/train-00000-of-00001.parquet"},
-            "dataset.path: repository/data/train-00000-of-00001.parquet can't be fetched (",
+            "dataset.path: repository/data/train-00000-of-00001.parquet can't be fetched ( ... dataset.name parquet",
         ),
     ],
-    ids=["no-network", "label", "client", "input", "file"],
 )
 def test_huggingface_error_shows_key_and_valid_values(dataset: dict[str, Any], problem: str) -> None:
     write_repository({"text": ["a b", "b"] * 30, "label": [0, 1] * 30})
-    with pytest.raises(ArtifactError) as error:
+    with rejects(problem, ArtifactError):
         download_and_plan(vocabulary=50, **dataset)
-    assert str(error.value).startswith(problem)
-    if dataset.get("path", "").endswith(".parquet"):
-        assert "dataset.name parquet" in str(error.value)
 
 
 def test_error_without_default_input_column_lists_all_columns() -> None:
@@ -258,9 +253,8 @@ def test_plan_without_sha256_shows_download_command(path: str, option: str) -> N
     Path("studies").mkdir()
     settings = studies.settings(dataset={"name": "huggingface", "path": "flwrlabs/femnist"})
     Path(path).write_text(yaml.safe_dump(settings))
-    with pytest.raises(SettingsError) as error:
+    with rejects(f"dataset.sha256: missing for flwrlabs/femnist. Run `fedpipe download{option}`,"):
         planner.make_plan(Path(path))
-    assert str(error.value).startswith(f"dataset.sha256: missing for flwrlabs/femnist. Run `fedpipe download{option}`,")
 
 
 @pytest.mark.parametrize("has_dry_run", [True, False], ids=["plan", "run"])

@@ -23,6 +23,7 @@ from fedpipe.report.figures import style
 from fedpipe.report.figures.partition import write_partition_figure
 from fedpipe.settings import loader, parser
 from tests import small_studies as studies
+from tests.errors import rejects
 
 pytestmark = pytest.mark.usefixtures("in_empty_folder")
 
@@ -57,10 +58,8 @@ def test_partition_file_content_changes_key() -> None:
 def test_parser_rejects_undeclared_partition_file() -> None:
     Path("own.csv").write_text("sample,client\n0,0\n1,1\n")
     params = studies.settings(federation={"clients": 2}) | {"partition": {"scheme": "file", "path": "own.csv"}}
-    with pytest.raises(SettingsError) as error:
+    with rejects("partition.sha256: missing for own.csv ... Run `fedpipe download`"):
         parser.parse_params(params)
-    assert str(error.value).startswith("partition.sha256: missing for own.csv")
-    assert "Run `fedpipe download`" in str(error.value)
 
 
 # -- the preview -------------------------------------------------------------------------------------------------------

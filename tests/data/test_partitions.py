@@ -22,6 +22,7 @@ from fedpipe.data.partitions.pathological import Pathological
 from fedpipe.data.partitions.pathological_ordered import PathologicalOrdered
 from fedpipe.data.partitions.quantity import Quantity
 from fedpipe.data.partitions.shards import Shards
+from tests.errors import rejects
 
 SCHEMES = [
     IID(),
@@ -517,10 +518,8 @@ def test_file_scheme_needs_matching_sha256(tmp_path: Path) -> None:
     path = tmp_path / "own.csv"
     scheme = write_scheme(path, sample=[0, 1], client=[0, 1])
     for sha256, problem in (("", "missing for"), ("12ab", "'12ab' is not the SHA-256 of")):
-        with pytest.raises(SettingsError) as error:
+        with rejects(f"partition.sha256: {problem} {path}. ... {scheme.sha256}"):
             File(path=str(path), sha256=sha256).check(2, 1, 2)
-        assert str(error.value).startswith(f"partition.sha256: {problem} {path}. ")
-        assert str(scheme.sha256) in str(error.value)
     scheme.check(2, 1, 2)
     path.write_text("sample,client\n0,1\n1,0\n")
     with pytest.raises(SettingsError, match=r"^partition\.sha256: .* is not the SHA-256 of"):
@@ -558,9 +557,8 @@ def test_file_scheme_rejects_invalid_columns(tmp_path: Path, columns: dict[str, 
 def test_file_scheme_rejects_rows_longer_than_header(tmp_path: Path, rows: str) -> None:
     path = tmp_path / "own.csv"
     path.write_text(rows)
-    with pytest.raises(SettingsError) as error:
+    with rejects(f"partition.path: {path} can't be read as CSV (a row has more fields than "):
         File(path=str(path), sha256=compute_file_sha256(path)).check(2, 2, 10)
-    assert str(error.value).startswith(f"partition.path: {path} can't be read as CSV (a row has more fields than ")
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
@@ -574,9 +572,8 @@ def test_file_scheme_rejects_duplicate_column(tmp_path: Path, kind: str, name: s
     else:
         rows = zip(*(columns[column] for column in names), strict=True)
         path.write_text("\n".join(",".join(map(str, row)) for row in (names, *rows)))
-    with pytest.raises(SettingsError) as error:
+    with rejects(f"partition.path: {path} has the column '{name}' more than once"):
         File(path=str(path), sha256=compute_file_sha256(path)).check(2, 2, 10)
-    assert str(error.value).startswith(f"partition.path: {path} has the column '{name}' more than once")
 
 
 def test_file_scheme_rejects_unavailable_samples(tmp_path: Path) -> None:
@@ -616,41 +613,11 @@ def test_partition_of_100_clients_with_tiny_alpha_ends(name: str, classes: int) 
     ("scheme", "clients", "samples", "problem", "advice"),
     [
         (IID(), 30, 20, "federation.clients: 30", "Use at most 20."),
-        (
-            Dirichlet(minimum=5),
-            10,
-            45,
-            "partition.minimum: 5",
-            "Use at most 4, or federation.clients at most 9.",
-        ),
-        (
-            Shards(shards_per_client=5),
-            10,
-            45,
-            "partition.shards_per_client: 5",
-            "Use at most 4.",
-        ),
-        (
-            Pathological(classes_per_client=11),
-            10,
-            1000,
-            "partition.classes_per_client: 11",
-            "Use at most 10.",
-        ),
-        (
-            Pathological(),
-            4,
-            1000,
-            "partition.classes_per_client: 2",
-            "Use at least 3.",
-        ),
-        (
-            Pathological(classes_per_client=3),
-            10,
-            25,
-            "partition.classes_per_client: 3",
-            "Use at most 2.",
-        ),
+        (Dirichlet(minimum=5), 10, 45, "partition.minimum: 5", "Use at most 4, or federation.clients at most 9."),
+        (Shards(shards_per_client=5), 10, 45, "partition.shards_per_client: 5", "Use at most 4."),
+        (Pathological(classes_per_client=11), 10, 1000, "partition.classes_per_client: 11", "Use at most 10."),
+        (Pathological(), 4, 1000, "partition.classes_per_client: 2", "Use at least 3."),
+        (Pathological(classes_per_client=3), 10, 25, "partition.classes_per_client: 3", "Use at most 2."),
         (
             PathologicalOrdered(classes_per_client=3),
             9,
@@ -658,29 +625,16 @@ def test_partition_of_100_clients_with_tiny_alpha_ends(name: str, classes: int) 
             "partition.classes_per_client: 3 for each of 9 clients leaves class 9",
             "or the scheme 'pathological'.",
         ),
-        (
-            DirichletBalanced(),
-            100,
-            1437,
-            "partition.minimum: 40",
-            "Use at most 14, or federation.clients at most 35.",
-        ),
-        (
-            Quantity(minimum=2000),
-            10,
-            1437,
-            "partition.minimum: 2000",
-            "Use at most 143.",
-        ),
+        (DirichletBalanced(), 100, 1437, "partition.minimum: 40", "Use at most 14, or federation.clients at most 35."),
+        (Quantity(minimum=2000), 10, 1437, "partition.minimum: 2000", "Use at most 143."),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Scheme) else str(value),
 )
 def test_scheme_rejects_impossible_settings(
     scheme: Scheme, clients: int, samples: int, problem: str, advice: str
 ) -> None:
-    with pytest.raises(SettingsError) as error:
+    with rejects(problem) as error:
         scheme.check(clients, 10, samples)
-    assert str(error.value).startswith(problem)
     assert str(error.value).endswith(advice)
 
 
@@ -709,9 +663,8 @@ def test_pathological_rejects_class_with_too_few_samples() -> None:
     ],
 )
 def test_scheme_rejects_invalid_parameters(name: str, parameters: dict[str, float], key: str) -> None:
-    with pytest.raises(SettingsError) as error:
+    with rejects(key):
         registry.build_component(component.PARTITION, name, parameters)
-    assert str(error.value).startswith(key)
 
 
 def test_property_tests_cover_all_schemes() -> None:

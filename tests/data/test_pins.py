@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from typer.testing import CliRunner
 
-from fedpipe.cli import app
 from fedpipe.core.components import component, pinned_files, registry
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.hashing import compute_json_digest
@@ -25,6 +23,8 @@ from fedpipe.planning.run_settings import RunSettings
 from fedpipe.report import table_notes
 from fedpipe.settings import loader, parser
 from tests import small_studies as studies
+from tests.errors import rejects
+from tests.small_studies import run_command
 
 pytestmark = pytest.mark.usefixtures("in_empty_folder")
 
@@ -57,10 +57,6 @@ def make_declared_study(**sections: Any) -> dict[str, Any]:
     studies.write(make_study(**sections), Path())
     run_command("download")
     return loader.read_params(Path("params.yaml"))
-
-
-def run_command(*arguments: str) -> str:
-    return CliRunner().invoke(app.app, list(arguments), catch_exceptions=False).output
 
 
 # -- adding the SHA-256 to a study -------------------------------------------------------------------------------------
@@ -178,28 +174,25 @@ def test_download_and_plan_reject_invalid_file_with_equal_errors(section: str, n
 # -- a folder of studies -----------------------------------------------------------------------------------------------
 
 
-def write_substitute(name: str, side: int, channels: int, num_classes: int) -> str:
-    """Write a mirror's substitute for published images. Return its SHA-256."""
-    Path("mirror").mkdir(exist_ok=True)
-    random = np.random.default_rng(num_classes)
-    arrays = {
-        f"x_{part}": random.integers(0, 256, (count, side, side, channels), dtype=np.uint8)
-        for part, count in (("train", 4 * num_classes), ("test", num_classes))
-    }
-    labels = {"y_train": np.arange(4 * num_classes) % num_classes, "y_test": np.arange(num_classes)}
-    np.savez(f"mirror/{name}.npz", **arrays, **labels)
-    return files.compute_file_sha256(Path(f"mirror/{name}.npz"))
+@pytest.fixture
+def checksums(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The SHA-256 of small substitutes for published images, which a mirror contains."""
+    monkeypatch.setenv("FEDPIPE_MIRROR", "mirror")
+    Path("mirror").mkdir()
+    for num_classes in (10, 100):
+        random, labels = np.random.default_rng(num_classes), np.arange(4 * num_classes) % num_classes
+        x_train, x_test = (
+            random.integers(0, 256, (count * num_classes, 32, 32, 3), dtype=np.uint8) for count in (4, 1)
+        )
+        name = f"mirror/cifar{num_classes}.npz"
+        np.savez(name, x_train=x_train, y_train=labels, x_test=x_test, y_test=labels[:num_classes])
+    return {path.stem: files.compute_file_sha256(path) for path in Path("mirror").iterdir()}
 
 
 def test_download_of_folder_adds_checksums_to_all_studies(
-    monkeypatch: pytest.MonkeyPatch,
+    checksums: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The SHA-256 is added in sections, axes and presets. Each data set is read once, and comments are kept."""
-    checksums = {
-        "cifar10": write_substitute("cifar10", 32, 3, 10),
-        "cifar100": write_substitute("cifar100", 32, 3, 100),
-    }
-    monkeypatch.setenv("FEDPIPE_MIRROR", "mirror")
     Path("studies/a").mkdir(parents=True)
     rest = "model: {name: mlp}\nfederation: {clients: 2, rounds: 1}\n"
     texts = {
@@ -250,12 +243,7 @@ presets:
     assert Path("studies/a/two.yaml").read_text() == before
 
 
-def test_download_adds_checksum_once_to_anchored_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
-    checksums = {
-        "cifar10": write_substitute("cifar10", 32, 3, 10),
-        "cifar100": write_substitute("cifar100", 32, 3, 100),
-    }
-    monkeypatch.setenv("FEDPIPE_MIRROR", "mirror")
+def test_download_adds_checksum_once_to_anchored_mapping(checksums: dict[str, str]) -> None:
     path = Path("studies/anchors.yaml")
     path.parent.mkdir(exist_ok=True)
     path.write_text("""dataset: {name: cifar10}
@@ -283,9 +271,7 @@ presets:
     run_command("plan", "--params", str(path), "--preset", "smoke")
 
 
-def test_download_of_folder_continues_after_failed_study(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_download_of_folder_continues_after_failed_study(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("studies/a").mkdir(parents=True)
     Path("studies/a/bad.yaml").write_text("dataset: {name: npz, path: nowhere.npz}\n")
     write_user_files()
@@ -314,10 +300,9 @@ def test_plan_rejects_changed_file_and_shows_both_checksums(section: str, name: 
     settings = make_declared_study()
     run_command("plan")
     change_file(name)
-    with pytest.raises(SettingsError) as error:
+    declared, actual = settings[section]["sha256"], files.compute_file_sha256(Path(name))
+    with rejects(f"{section}.sha256: {declared} is declared, but {name} ... {actual}"):
         run_command("plan")
-    assert str(error.value).startswith(f"{section}.sha256: {settings[section]['sha256']} is declared, but {name} ")
-    assert files.compute_file_sha256(Path(name)) in str(error.value)
 
 
 def test_plan_accepts_touched_and_deleted_files() -> None:
@@ -448,6 +433,5 @@ def test_parser_rejects_invalid_rows_of_partition_file(rows: str, problem: str) 
     settings = make_declared_study()
     Path("own.csv").write_text(f"sample,client,split\n0,0,train\n1,1,train\n2,2,train\n{rows}\n")
     settings["partition"]["sha256"] = files.compute_file_sha256(Path("own.csv"))
-    with pytest.raises(SettingsError) as error:
+    with rejects(f"partition.path: {problem}"):
         parser.parse_params(settings)
-    assert str(error.value).startswith(f"partition.path: {problem}")

@@ -1,7 +1,5 @@
 """Digits, checksums, and storage of samples as tensors."""
 
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -125,8 +123,7 @@ def test_saved_inputs_keep_type_except_float64(tmp_path: Path, dtype: str, store
     ) == store.compute_samples_sha256(samples)
 
 
-def test_stored_dataset_has_recorded_info(tmp_path: Path, digits: Samples, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_stored_dataset_has_recorded_info(in_empty_folder: Path, digits: Samples) -> None:
     path = download.load_and_save_dataset(Digits(), Fetcher())
     assert path == store.get_stored_dataset_path(registry.get_component_key_settings(component.DATASET, Digits()))
     assert path.parent == Path("results/data")
@@ -178,13 +175,6 @@ def test_dataset_rejects_samples_that_differ_from_class_attributes(
         download.load_and_save_dataset(MislabeledDataset(), Fetcher())
 
 
-def test_download_rejects_dataset_without_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_download_rejects_dataset_without_plan(in_empty_folder: Path) -> None:
     with pytest.raises(ArtifactError, match=r"digits-0123\.yaml is missing: 'digits-0123' is not a data set of a plan"):
         download.download_dataset("digits-0123")
-
-
-def test_partitioning_imports_no_torch() -> None:
-    program = "import sys, fedpipe.data.store, fedpipe.data.assignment, fedpipe.data.heterogeneity; print(*sys.modules)"
-    modules = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert not {"torch", "sklearn"} & set(modules.split())

@@ -1,11 +1,12 @@
 import numpy as np
 import pytest
 
-from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage import layout
 from fedpipe.data.assignment import Assignment
+from fedpipe.planning import planner
 from fedpipe.planning.partition import select_sample_subset
 from tests import small_studies as studies
+from tests.errors import rejects
 
 pytestmark = pytest.mark.usefixtures("in_empty_folder")
 
@@ -38,14 +39,13 @@ def test_assignment_contains_only_samples_of_subset() -> None:
 
 def test_subset_is_in_partition_settings_only_if_set() -> None:
     (plain,), (small,) = (
-        studies.prepare(studies.settings(dataset=dataset)).partitions.values() for dataset in ({}, {"subset": 200})
+        planner.make_plan(settings=studies.settings(dataset=dataset)).partitions.values()
+        for dataset in ({}, {"subset": 200})
     )
     assert "subset" not in plain["dataset"]
     assert small["dataset"]["subset"] == 200
 
 
 def test_subset_without_test_samples_error_suggests_larger_subset() -> None:
-    with pytest.raises(SettingsError) as error:
+    with rejects("dataset.split: 'official' needs a test set, but the 4 samples ... larger dataset.subset"):
         studies.prepare(studies.settings(dataset={"subset": 4}, federation={"clients": 2}))
-    assert str(error.value).startswith("dataset.split: 'official' needs a test set, but the 4 samples")
-    assert "larger dataset.subset" in str(error.value)

@@ -2,8 +2,7 @@
 
 import importlib
 import re
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -38,23 +37,13 @@ def list_studies(page: str) -> list[str]:
     return [block.text for block in blocks(page) if block.language == "yaml"]
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The current folder, from which own.py is imported."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "own", raising=False)
-    yield tmp_path
-    sys.modules.pop("own", None)  # other tests import another own.py
-
-
 def import_page(page: str) -> ModuleType:
     Path("own.py").write_text(read_code(page))
     return importlib.import_module("own")
 
 
 @pytest.fixture
-def models(folder: Path) -> ModuleType:
+def models(own_module: Path) -> ModuleType:
     """The page's own.py, with its file of weights for digits."""
     module = import_page(MODELS)
     body, _ = module.network((1, 8, 8), 10)
@@ -63,7 +52,7 @@ def models(folder: Path) -> ModuleType:
 
 
 @pytest.fixture
-def algorithms(folder: Path) -> ModuleType:
+def algorithms(own_module: Path) -> ModuleType:
     """The page's own.py, with the file that it reads."""
     Path("temperature.txt").write_text("2.0\n")
     return import_page(ALGORITHMS)

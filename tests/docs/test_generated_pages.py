@@ -17,8 +17,7 @@ from fedpipe.core.components import component, registry
 from fedpipe.core.components.component import PARTITION, Component
 from fedpipe.core.errors import SettingsError
 from fedpipe.settings import params
-
-ROOT = Path(__file__).parents[2]
+from tests.small_studies import ROOT
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 import re
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -10,8 +9,8 @@ from fedpipe.cli.docs import overview
 from fedpipe.core.components import registry
 from fedpipe.core.components.component import ALGORITHM
 from fedpipe.testing import Expected, Sizes
+from tests.small_studies import ROOT
 
-ROOT = Path(__file__).parents[2]
 ALGORITHMS = registry.list_components(ALGORITHM)
 
 

@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from typer.testing import CliRunner
 
 import fedpipe
-from fedpipe.cli import app
 from fedpipe.core.storage import layout
 from fedpipe.models.torchvision import Torchvision
 from fedpipe.planning import planner
@@ -19,6 +17,7 @@ from tests.data.conftest import offline  # noqa: F401
 from tests.data.repositories import encode_image, write_repository
 from tests.docs.page_blocks import blocks
 from tests.models import published
+from tests.small_studies import run_command
 
 PAGE = "docs/pretrained.md"
 STUDY, TORCHVISION = (yaml.safe_load(block.text) for block in blocks(PAGE) if block.language == "yaml")
@@ -32,12 +31,6 @@ def caches(offline: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     monkeypatch.setattr(torch.hub, "_hub_dir", None)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-
-
-def run_command(*arguments: str) -> str:
-    result = CliRunner().invoke(app.app, arguments, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 def test_study_of_pretrained_page_has_ten_lines() -> None:

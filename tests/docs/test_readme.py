@@ -4,8 +4,6 @@ import importlib.metadata
 import inspect
 import re
 import shlex
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 from xml.etree import ElementTree
@@ -46,20 +44,16 @@ def network(shape, classes):
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(own_module: Path) -> Path:
     """A folder with own.py of the README, and the data of one of its studies."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "own", raising=False)
     (code,) = [block.text for block in blocks("README.md") if block.language == "python"]
     assert code.startswith("# own.py\n")
-    Path("own.py").write_text(code + NETWORK)
+    own_module.write_text(code + NETWORK)
     random = np.random.default_rng(0)
     x, y = random.integers(0, 256, (800, 12, 12)).astype(np.uint8), random.integers(0, 3, 800)
     Path("data").mkdir()
     np.savez("data/cells.npz", x_train=x[:600], y_train=y[:600], x_test=x[600:], y_test=y[600:])
-    yield tmp_path
-    sys.modules.pop("own", None)  # other tests import another own.py
+    return own_module.parent
 
 
 def run_fedpipe(*arguments: str) -> str:

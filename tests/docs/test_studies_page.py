@@ -1,6 +1,5 @@
 """docs/studies.md: each study is planned."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,6 @@ STUDIES = [block for block in blocks("docs/studies.md") if block.language == "ya
 
 
 @pytest.mark.parametrize("block", STUDIES, ids=[f"block-{number}" for number in range(len(STUDIES))])
-def test_study_of_studies_page_is_planned(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
+def test_study_of_studies_page_is_planned(block: Block, in_empty_folder: Path) -> None:
     Path("params.yaml").write_text(block.text)
     assert planner.make_plan(Path("params.yaml")).runs

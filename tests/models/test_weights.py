@@ -20,6 +20,7 @@ from fedpipe.planning import planner
 from fedpipe.planning.run_settings import RunSettings
 from fedpipe.settings import parser
 from tests import small_studies as studies
+from tests.errors import rejects
 from tests.models import published
 
 SHAPE, CLASSES = (1, 8, 8), 10
@@ -192,10 +193,8 @@ def test_weights_of_different_network_are_rejected_with_tensor_name(
     if message is None:
         parser.parse_params(settings)
         return
-    with pytest.raises(SettingsError) as error:
+    with rejects(f"model.weights: {message}"):
         parser.parse_params(settings)
-    assert str(error.value).startswith(f"model.weights: {message}")
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -221,9 +220,7 @@ def test_changed_weights_file_error_contains_both_hashes() -> None:
     declared = settings["model"]["sha256"]
     torch.save(make_state(MLP, 5), "start.pt")
     actual_sha256 = files.compute_file_sha256(Path("start.pt"))
-    with pytest.raises(
-        SettingsError, match=rf"^model\.sha256: {declared} .*start\.pt .*{actual_sha256}.*`fedpipe download`"
-    ):
+    with rejects(f"model.sha256: {declared} ... start.pt ... {actual_sha256} ... `fedpipe download`"):
         parser.parse_params(settings)
 
 

@@ -310,9 +310,3 @@ def test_comparison_rejects_unknown_and_derived_cells(find_cell):
         compare(both)
     with pytest.raises(ValueError, match="preset 'tiny' is unknown"):
         compare({}, "tiny")
-
-
-def test_comparison_csv_has_equal_bytes(compared, measured_table):
-    assert comparison.encode_comparison_csv(compared["full"]) == comparison.encode_comparison_csv(
-        compare(measured_table)
-    )

@@ -16,15 +16,14 @@ import pytest
 import yaml
 
 from fedpipe.core.errors import ArtifactError, SettingsError
-from fedpipe.core.storage import files, layout
+from fedpipe.core.storage import files
 from fedpipe.engine.diagnostics import stage
-from fedpipe.engine.run import Run
 from fedpipe.papers import comparison, figures, layouts, make, measurements, published, runs
 from fedpipe.papers.comparison import MeasuredCell
 from fedpipe.papers.figures import SvgFigure
 from fedpipe.papers.published import CellId
 from fedpipe.papers.studies import HERE, PaperStudy
-from fedpipe.planning import download, partition, planner
+from fedpipe.planning import planner
 from fedpipe.planning.plan import Plan
 from fedpipe.planning.planner import NewPlan
 from fedpipe.report import contents
@@ -93,15 +92,8 @@ def declare_study(name: str, **sections: Any) -> NewPlan:
 
 
 def run_study(plan: NewPlan) -> None:
-    """Run the missing parts of a study."""
-    for name in {run.dataset for run in plan.runs}:
-        if not layout.get_dataset_path(name).exists():
-            download.download_dataset(name)
-    for key in plan.partitions:
-        partition.partition_dataset(key)
-    for planned in plan.runs:
-        new_run = Run(planned.files, Execution(), 1, plan.keep_models)
-        studies.finish_run(new_run, planned.rounds, plan.keep_models)
+    studies.prepare_data(plan)
+    studies.finish_study(plan)
     for planned in plan.diagnostics:
         stage.run_diagnostic(planned.files.settings, Execution())
 
@@ -321,7 +313,6 @@ def test_hyperparameters_and_server_memory_match_published_numbers(
     )
 
 
-@pytest.mark.usefixtures("finished_studies")
 def test_papers_pages_reject_edited_study(finished_studies: dict[str, NewPlan]) -> None:
     make.write_paper_pages("smoke")
     page, study = make.get_pages_folder("smoke") / "pfps_lwc.html", finished_studies["pfps_lwc/figure8"].params

@@ -10,8 +10,8 @@ import pytest
 
 from fedpipe.papers import published
 from fedpipe.papers.published import CellId
+from tests.small_studies import ROOT
 
-ROOT = Path(__file__).parents[2]
 SHARED = Path(os.environ.get("FEDPIPE_SHARED", ROOT.parent / "shared"))
 COUNTS = {
     "target": 551,

@@ -18,19 +18,17 @@ from fedpipe.cli.app import app
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import write_bytes
-from fedpipe.engine.run import Run
 from fedpipe.papers import figures, layouts, make, measurements, recording, stored_runs
 from fedpipe.papers.comparison import MeasuredCell
 from fedpipe.papers.published import CellId
 from fedpipe.papers.stored_runs import AccuracyCurve, RunStore, StoredRun
 from fedpipe.papers.studies import HERE, PaperStudy
-from fedpipe.planning import download, partition, planner, study_folders
+from fedpipe.planning import planner, study_folders
 from fedpipe.planning.plan import Plan
 from fedpipe.planning.planner import NewPlan
 from fedpipe.planning.rungs import encode_rung
 from fedpipe.report import tuning
 from fedpipe.report.data import StudyData
-from fedpipe.settings.execution import Execution
 from tests import small_studies as studies
 
 PFPS = layouts.load_papers()["PFPS-LWC"]
@@ -52,16 +50,9 @@ def plan_study(path: Path = STUDY, rounds: int = 2, **sections: Any) -> NewPlan:
     return plan
 
 
-def run_study(plan: NewPlan, count: int | None = None) -> None:
-    """Run the first ``count`` runs of a study, by default all."""
-    for name in {planned.dataset for planned in plan.runs}:
-        if not layout.get_dataset_path(name).exists():
-            download.download_dataset(name)
-    for key in {planned.partition for planned in plan.runs}:
-        partition.partition_dataset(key)
-    for planned in plan.runs[:count]:
-        new_run = Run(planned.files, Execution(), 1, plan.keep_models)
-        studies.finish_run(new_run, planned.rounds, plan.keep_models)
+def run_study(plan: Plan) -> None:
+    studies.prepare_data(plan)
+    studies.finish_study(plan)
 
 
 def record_study(*paths: Path) -> list[str]:

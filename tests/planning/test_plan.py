@@ -5,8 +5,6 @@ import importlib
 import json
 import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,9 @@ from fedpipe.planning.planner import NewPlan
 from fedpipe.planning.run_settings import RunSettings
 from fedpipe.report import contents
 from fedpipe.settings import federation, loader, methods, parser
+from fedpipe.settings.report import Report
 from tests import small_studies as studies
+from tests.errors import rejects
 
 pytestmark = pytest.mark.usefixtures("in_empty_folder")
 
@@ -68,12 +68,6 @@ def compute_key(settings: dict[str, Any], label: str = "fedavg", seed: int = 0) 
     return RunSettings.from_params(parser.parse_params(settings), label, seed).key
 
 
-def list_errors(settings: dict[str, Any]) -> list[str]:
-    with pytest.raises(SettingsError) as error:
-        make_plan(settings)
-    return str(error.value).splitlines()
-
-
 # -- run keys ----------------------------------------------------------------------------------------------------------
 
 
@@ -81,11 +75,6 @@ def reverse_keys(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: reverse_keys(part) for name, part in reversed(value.items())}
     return value
-
-
-def test_run_key_has_twelve_hexadecimal_digits() -> None:
-    assert len(compute_key(make_study())) == 12
-    assert int(compute_key(make_study()), 16) >= 0
 
 
 def test_run_key_ignores_order_of_yaml_keys() -> None:
@@ -121,7 +110,8 @@ EQUAL_SETTINGS: list[list[dict[str, Any]]] = [
         {"study.seeds": [0, 1]},
         {"artifacts.keep_models": "last"},
         {"report": {"round": "best", "clients": "seen"}},
-        {"execution": {"rounds_per_job": 1, "clients_per_job": 3, "stack": 4, "graphs": True}},
+        {"report": {"statistics": ["worst_tenth", "difference"], "target": 0.7, "baseline": "fedprox"}},
+        {"execution": {"rounds_per_job": 1, "clients_per_job": 3, "stack": 4, "graphs": False}},
     ],
     [{f"{FEDPROX}.mu": 0.5}],
     [{f"{FEDPROX}.mu": 1}, {f"{FEDPROX}.mu": 1.0}],
@@ -237,9 +227,8 @@ def test_run_key_depends_on_code_of_each_component(section: str) -> None:
 
 
 def test_plan_is_product_of_algorithms_seeds_and_grid() -> None:
-    settings = make_study(("fedavg", "fedprox"), study__seeds=[0, 1, 2])
-    settings["study"]["grid"] = {"partition.alpha": [0.1, 0.5], "federation.learning_rate": [0.1, 0.2]}
-    plan = make_plan(settings)
+    grid = {"partition.alpha": [0.1, 0.5], "federation.learning_rate": [0.1, 0.2]}
+    plan = make_plan(make_study(("fedavg", "fedprox"), study__seeds=[0, 1, 2], study__grid=grid))
     runs = {(cell.algorithm, cell.seed, *cell.grid.values()) for cell in plan.cells}
     assert len(plan.runs) == len(runs) == 2 * 3 * 2 * 2
     assert len({str(run.path) for run in plan.runs}) == len(runs)
@@ -248,9 +237,8 @@ def test_plan_is_product_of_algorithms_seeds_and_grid() -> None:
 
 
 def test_grid_of_one_algorithm_does_not_multiply_other_algorithms() -> None:
-    settings = make_study(("fedavg", "fedprox"), study__seeds=[0, 1])
-    settings["study"]["grid"] = {"algorithms.fedprox.mu": [0.1, 1.0, 10.0]}
-    plan = make_plan(settings)
+    grid = {"algorithms.fedprox.mu": [0.1, 1.0, 10.0]}
+    plan = make_plan(make_study(("fedavg", "fedprox"), study__seeds=[0, 1], study__grid=grid))
     grids = [cell.grid for cell in plan.cells if cell.algorithm == "fedavg"]
     assert grids == [{}, {}]
     mus = [cell.grid["algorithms.fedprox.mu"] for cell in plan.cells if cell.algorithm == "fedprox"]
@@ -259,17 +247,15 @@ def test_grid_of_one_algorithm_does_not_multiply_other_algorithms() -> None:
 
 def test_grid_over_algorithm_entries_has_distinct_points() -> None:
     """Otherwise the table treats different hyperparameters as seeds of one setting."""
-    settings = make_study(("fedprox",))
-    settings["study"]["grid"] = {"algorithms.fedprox": [{"mu": 0.1}, {"mu": 1.0}]}
-    points = [str(cell.grid) for cell in make_plan(settings).cells]
+    plan = make_plan(make_study(("fedprox",), study__grid={"algorithms.fedprox": [{"mu": 0.1}, {"mu": 1.0}]}))
+    points = [str(cell.grid) for cell in plan.cells]
     assert len(points) == len(set(points)) == 2
 
 
 def test_grid_points_with_equal_run_keys_are_one_run_and_several_cells() -> None:
     """With the official split, no run depends on the test fraction of the pooled split."""
-    settings = make_study(("fedavg", "fedprox"))
-    settings["study"]["grid"] = {"dataset.test_fraction": [0.2, 0.3], "algorithms.fedprox.mu": [0.1, 1.0]}
-    plan = make_plan(settings)
+    grid = {"dataset.test_fraction": [0.2, 0.3], "algorithms.fedprox.mu": [0.1, 1.0]}
+    plan = make_plan(make_study(("fedavg", "fedprox"), study__grid=grid))
     assert [run.algorithm for run in plan.runs] == ["fedavg", "fedprox", "fedprox"]
     assert len({str(run.path) for run in plan.runs}) == 3
     shares = [cell.grid["dataset.test_fraction"] for cell in plan.cells if cell.algorithm == "fedavg"]
@@ -295,9 +281,8 @@ DATA: dict[str, Any] = {
 
 def test_grid_axis_changes_its_keys_together() -> None:
     """Each run equals the run of a study with these keys and without a grid."""
-    settings = make_study(("fedavg", "fedprox"), study__seeds=[0, 1])
-    settings["study"]["grid"] = {"environment": ENVIRONMENT, "data": DATA, "federation.learning_rate": [0.1, 0.2]}
-    plan = make_plan(settings)
+    grid = {"environment": ENVIRONMENT, "data": DATA, "federation.learning_rate": [0.1, 0.2]}
+    plan = make_plan(make_study(("fedavg", "fedprox"), study__seeds=[0, 1], study__grid=grid))
     assert len(plan.cells) == len(plan.runs) == 2 * 2 * 2 * 2 * 2
     assert plan.grid == {
         "environment": ["mild", "harsh"],
@@ -317,18 +302,14 @@ def test_grid_axis_changes_its_keys_together() -> None:
 
 
 def test_grid_axis_value_does_not_keep_settings_of_previous_value() -> None:
-    settings = make_study()
-    settings["study"]["grid"] = {"data": dict(reversed(DATA.items()))}
-    first, second = make_plan(settings).runs
+    first, second = make_plan(make_study(study__grid={"data": dict(reversed(DATA.items()))})).runs
     assert (first.rounds, second.rounds) == (6, 4)
     assert second.key == compute_key(make_study())
 
 
 def test_grid_axis_of_one_algorithm_does_not_multiply_other_algorithms() -> None:
-    settings = make_study(("fedavg", "fedprox", "pfps_lwc"))
     mu = {"weak": {"algorithms.fedprox.mu": 0.1}, "strong": {"algorithms.fedprox.mu": 1.0}, "own": {}}
-    settings["study"]["grid"] = {"pull": mu}
-    cells = make_plan(settings).cells
+    cells = make_plan(make_study(("fedavg", "fedprox", "pfps_lwc"), study__grid={"pull": mu})).cells
     assert [(cell.algorithm, cell.grid) for cell in cells if cell.algorithm != "fedprox"] == [
         ("fedavg", {}),
         ("pfps_lwc", {}),
@@ -345,14 +326,16 @@ def test_algorithm_overrides_change_only_runs_of_their_algorithm() -> None:
     assert second.key == compute_key(make_study(("scaffold",)), "scaffold")
     assert (first.rounds, second.rounds) == (4, 6)
     assert first.partition == second.partition
-    (error,) = list_errors(settings | {"algorithms": {}})
-    assert error.startswith("federation.optimizer: adam can't be used with scaffold")
+    with rejects("federation.optimizer: adam can't be used with scaffold"):
+        make_plan(settings | {"algorithms": {}})
 
 
 def test_algorithm_overrides_take_precedence_over_grid() -> None:
-    settings = make_study(("fedavg", "fedprox"))
-    settings["algorithms"]["fedprox"] = {"overrides": {"model.hidden": [4]}}
-    settings["study"]["grid"] = {"data": {"A": {}, "B": {"model": {"name": "mlp", "hidden": [8]}}}}
+    settings = make_study(
+        ("fedavg", "fedprox"),
+        algorithms__fedprox={"overrides": {"model.hidden": [4]}},
+        study__grid={"data": {"A": {}, "B": {"model": {"name": "mlp", "hidden": [8]}}}},
+    )
     keys = {(cell.algorithm, cell.grid["data"]): cell.key for cell in make_plan(settings).cells}
     assert (
         keys["fedprox", "A"]
@@ -417,10 +400,9 @@ PRESETS = {
 
 
 def make_preset_plan(preset: str) -> NewPlan:
-    settings = make_study(("fedavg", "fedprox"), study__seeds=[0, 1]) | {"presets": PRESETS}
-    settings["algorithms"]["fedprox"] = {"overrides": {"federation.local_epochs": 5}}
-    settings["study"]["grid"] = {"data": DATA, "partition.alpha": [0.1, 0.5]}
-    studies.write(settings, Path())
+    grid, overrides = {"data": DATA, "partition.alpha": [0.1, 0.5]}, {"federation.local_epochs": 5}
+    changes = {"study__grid": grid, "algorithms__fedprox": {"overrides": overrides}, "presets": PRESETS}
+    studies.write(make_study(("fedavg", "fedprox"), study__seeds=[0, 1], **changes), Path())
     return planner.make_plan(Path("params.yaml"), preset)
 
 
@@ -435,12 +417,10 @@ def test_plan_cells_contain_algorithm_overrides_that_take_effect() -> None:
 
 
 def test_plan_cells_contain_algorithm_overrides_of_their_grid_point() -> None:
-    settings = make_study(("fedavg", "fedprox"))
-    settings["algorithms"]["fedprox"] = {"overrides": {"model": {"name": "mlp", "hidden": [8]}, "model.hidden": [4]}}
-    settings["study"]["grid"] = {
-        "kind": {"as it is": {}, "long": {"algorithms.fedavg.overrides": {"federation.rounds": 9}}}
-    }
-    plan = make_plan(settings)
+    overrides = {"model": {"name": "mlp", "hidden": [8]}, "model.hidden": [4]}
+    kinds = {"as it is": {}, "long": {"algorithms.fedavg.overrides": {"federation.rounds": 9}}}
+    changes = {"study__grid": {"kind": kinds}, "algorithms__fedprox": {"overrides": overrides}}
+    plan = make_plan(make_study(("fedavg", "fedprox"), **changes))
     assert {(cell.algorithm, cell.grid.get("kind", "")): cell.own for cell in plan.cells} == {
         ("fedavg", "as it is"): {},
         ("fedavg", "long"): {"federation.rounds": 9},
@@ -494,9 +474,7 @@ def test_plan_rejects_unknown_preset_and_preset_that_sets_grid_key() -> None:
 
 
 def test_grid_over_rounds_is_one_run_with_several_cells() -> None:
-    settings = make_study(("fedavg",), execution={"rounds_per_job": 3})
-    settings["study"]["grid"] = {"federation.rounds": [2, 7, 4]}
-    plan = make_plan(settings)
+    plan = make_plan(make_study(execution={"rounds_per_job": 3}, study__grid={"federation.rounds": [2, 7, 4]}))
     (run,) = plan.runs
     assert run.rounds == 7
     assert [(cell.key, cell.rounds) for cell in plan.cells] == [(run.key, 2), (run.key, 7), (run.key, 4)]
@@ -652,27 +630,32 @@ def test_write_plan_of_misplaced_study_raises_and_writes_nothing() -> None:
     assert [path.name for path in Path().iterdir()] == ["x.yaml"]
 
 
-def test_make_plan_writes_nothing() -> None:
-    make_plan(make_study())
-    assert [path.name for path in Path().iterdir()] == ["params.yaml"]
-
-
-def test_plan_file_is_deterministic() -> None:
-    planner.write_plan(make_plan(make_study()))
-    first = Path("results/plan.json").read_bytes()
-    planner.write_plan(make_plan(make_study()))
-    assert Path("results/plan.json").read_bytes() == first
-
-
 def test_plan_file_round_trip_keeps_all_fields() -> None:
-    settings = make_study(("fedavg", "fedprox"), study__seeds=[0, 1], report__round="best")
-    settings["study"]["grid"] = {"partition.alpha": [0.1, 1], "algorithms.fedprox.mu": [0.1, 1.0]}
-    plan = make_plan(settings | {"execution": {"rounds_per_job": 1, "stack": 4}, "artifacts": {"keep_models": 2}})
+    report: dict[str, Any] = {
+        **{"round": "mean-last", "last_k": 3, "average": "client", "clients": "both"},
+        **{"best_over": ["federation.learning_rate"], "best_on": "validation"},
+        **{"statistics": ["worst_tenth", "difference"], "target": 0.7, "baseline": "fedavg"},
+        **{"figure_width": "slides", "figure_protocols": ["global-on-local"], "figure_algorithms": ["fedprox"]},
+    }
+    settings = make_study(
+        ("fedavg", "fedprox"),
+        study__seeds=[0, 1],
+        study__grid={"federation.learning_rate": [0.1, 1], "algorithms.fedprox.mu": [0.1, 1.0]},
+        dataset__validation_fraction=0.2,
+        federation__held_out=[2],
+        evaluation__protocols=["global-on-local", "global-on-validation"],
+        execution={"rounds_per_job": 1, "stack": 4},
+        artifacts={"keep_models": 2},
+        report=report,
+    )
+    plan = make_plan(settings)
     planner.write_plan(plan)
     read = Plan.read(Path("results/plan.json"))
     assert type(read) is Plan
     assert all(getattr(plan, field.name) == getattr(read, field.name) for field in dataclasses.fields(Plan))
-    assert (read.execution.stack, read.keep_models, read.report.round, len(read.runs)) == (4, 2, "best", 2 * 2 * 3)
+    assert {name for name, value in read.report if value != getattr(Report(), name)} == set(report)
+    assert set(report) == set(Report.model_fields) - {"rank_test"}  # it needs more methods
+    assert (read.execution.stack, read.keep_models, len(read.runs)) == (4, 2, 2 * 2 * 3)
 
 
 def test_plan_of_earlier_version_is_read_with_defaults() -> None:
@@ -680,7 +663,9 @@ def test_plan_of_earlier_version_is_read_with_defaults() -> None:
     plan = make_plan(make_study())
     planner.write_plan(plan)
     content = json.loads(plan.study_files.plan.read_text())
-    del content["execution"]["graphs"], content["report"]["best_on"], content["titles"]
+    del content["execution"]["graphs"], content["titles"]
+    for name in ("best_on", "statistics", "target", "baseline"):
+        del content["report"][name]
     plan.study_files.plan.write_text(json.dumps(content))
     read = Plan.read(plan.study_files.plan)
     assert (read.execution, read.report, read.titles) == (plan.execution, plan.report, {})
@@ -688,19 +673,6 @@ def test_plan_of_earlier_version_is_read_with_defaults() -> None:
     plan.study_files.plan.write_text(json.dumps(content))
     with pytest.raises(ArtifactError, match=r"^results/plan\.json is not the plan of the study"):
         Plan.read(plan.study_files.plan)
-
-
-def test_reading_plan_imports_no_slow_packages() -> None:
-    """Every node that parses the Snakefile reads the plan."""
-    planner.write_plan(make_plan(make_study()))
-    program = (
-        "import sys; from pathlib import Path\n"
-        "from fedpipe.planning.plan import Plan; Plan.read(Path('results/plan.json'))\n"
-        "print(*{'torch', 'numpy', 'pandas', 'yaml'} & sys.modules.keys())"
-    )
-    environment = os.environ | {"PYTHONPATH": str(studies.ROOT)}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == "\n"
 
 
 def test_planning_builds_each_component_once(monkeypatch: pytest.MonkeyPatch) -> None:

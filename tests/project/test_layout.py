@@ -13,7 +13,7 @@ MAX_PACKAGES, MAX_LAYERS, MAX_LINES = 13, 8, 500
 #: Folders that test several packages: commands, runs, Slurm, pages, and the repository.
 OTHER_FOLDERS = {"pipeline", "runs", "cluster", "docs", "project"}
 #: Modules that the tests of several folders import.
-SHARED_MODULES = {"__init__.py", "conftest.py", "fake_device.py", "small_studies.py"}
+SHARED_MODULES = {"__init__.py", "browser.py", "conftest.py", "errors.py", "fake_device.py", "small_studies.py"}
 
 
 def test_top_of_fedpipe_has_only_packages() -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +87,14 @@ class Tree:
         """Change fields of the plan."""
         self.plan = dataclasses.replace(self.plan, **fields)
 
+    def change_report(self, **fields: Any) -> None:
+        """Change fields of the section `report`."""
+        self.change(report=self.plan.report.model_copy(update=fields))
+
+    def set_overrides(self, get_overrides: Callable[[Cell], dict[str, Any]]) -> None:
+        """Give each cell the overrides that a function returns for it."""
+        self.change(cells=tuple(dataclasses.replace(cell, own=get_overrides(cell)) for cell in self.plan.cells))
+
     @property
     def runs(self) -> tuple[PlannedRun, ...]:
         return self.plan.runs
@@ -119,6 +127,11 @@ class Tree:
             for n in range(len(rounds))
         ]
         self.write_json(files.times, {"rounds": times, "made_by": [MADE_BY | made_by]})
+
+    def write_all(self, rounds_by_run: Iterable[Sequence[Mapping[str, Counts]]]) -> None:
+        """Write the files of all runs."""
+        for run, rounds in zip(range(len(self.runs)), rounds_by_run, strict=True):
+            self.write(run, rounds)
 
     def merged_files(self, run: int) -> MergedRoundFiles:
         """Return the paths of the merged files of a run."""

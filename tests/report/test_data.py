@@ -16,12 +16,7 @@ from fedpipe.report.data import StudyData
 from fedpipe.settings.report import Report
 from tests.report.conftest import PARTITION, Tree, rounds
 
-RECORDS = {
-    "joined.json",
-    "assignment.json",
-    "plan.json",
-    "sources.json",
-}  #: hashes and settings, not numbers
+RECORDS = {"joined.json", "assignment.json", "plan.json", "sources.json"}  #: hashes and settings, not numbers
 TABLE_FILES = {"metrics.parquet", "rounds.parquet", "times.json", "heterogeneity.parquet"}
 
 

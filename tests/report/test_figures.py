@@ -20,7 +20,7 @@ from fedpipe.report.figures import curves as curves_figure
 from fedpipe.report.figures import matrices, partition, style
 from fedpipe.report.matrices import ModelMatrices
 from fedpipe.settings.report import Report
-from tests.docs.page_blocks import ROOT
+from tests import small_studies as studies
 from tests.report.conftest import PARTITION
 
 GLOBAL, LOCAL = "Global test accuracy (global model)", "Local test accuracy (personalized)"  #: metrics
@@ -32,8 +32,7 @@ SETTINGS = {"dataset": {"name": "digits"}, "partition": {"scheme": "dirichlet", 
 def make_lines(make, counts, rounds=3):
     """Make a study with one method per count. The count is the number of correct answers of 20 in each round."""
     tree = make(["fedavg", *(f"other{index:02d}" for index in range(1, len(counts)))], [0])
-    for index, count in enumerate(counts):
-        tree.write(index, [{"global-on-global": [(count, 20)]}] * rounds)
+    tree.write_all([{"global-on-global": [(count, 20)]}] * rounds for count in counts)
     return tree
 
 
@@ -111,8 +110,7 @@ def test_labels_of_27_panels_do_not_overlap(make, panels):
     tree = make(names, [0], {"partition.alpha": alphas} if panels == "a grid's" else None)
     protocols = ("global-on-global", "personal-on-local", "finetuned-on-local")
     tree.change(protocols=protocols)
-    for index in range(len(tree.runs)):
-        tree.write(index, [{protocol: [(4, 10)] for protocol in protocols}] * 2)
+    tree.write_all([{protocol: [(4, 10)] for protocol in protocols}] * 2 for index in range(len(tree.runs)))
     frame = curves.build_metric_curves(StudyData(tree.plan))
     figure = curves_figure.build_curves_figure(tree.plan, frame.assign(round=frame["round"].replace(2, 1000)))
     canvas = FigureCanvasAgg(figure)
@@ -168,7 +166,7 @@ def test_partition_names_contain_differing_settings(make):
 
 def test_dvc_plots_use_colors_of_figures():
     """Colors follow the order of lines in the file, as in the figure. Vega's default would sort lines by name."""
-    template = json.loads((ROOT / ".dvc/plots/curves.json").read_text())
+    template = json.loads((studies.ROOT / ".dvc/plots/curves.json").read_text())
     color = template["spec"]["encoding"]["color"]
     assert (color["field"], color["sort"]) == ("line", None)
     assert color["scale"] == {"range": list(style.COLORS)}
@@ -187,8 +185,7 @@ def test_curves_figure_has_panel_per_protocol_and_line_per_algorithm(two):
 
 def test_curves_figure_has_panel_per_shared_grid_value(make):
     tree = make(["fedavg", "fedprox"], [0], {"partition.alpha": [0.1, 0.5], "algorithms.fedprox.mu": [1, 2]})
-    for index in range(len(tree.runs)):
-        tree.write(index, [{"global-on-global": [(index, 10)]}] * 3)
+    tree.write_all([{"global-on-global": [(index, 10)]}] * 3 for index in range(len(tree.runs)))
     figure = plot_curves(tree)
     assert [ax.get_title("left") for ax in figure.axes if ax.axison] == [
         "Global test accuracy\n(global model)\nalpha=0.1",
@@ -247,7 +244,7 @@ def test_matrices_figure_shows_overrides_of_drawn_methods(make):
     for index in range(3):
         tree.write(index, [{"global-on-global": [(5, 10)]}])
         tree.write_matrices(index, {"SL": 0.1, "CR": 0.2})
-    tree.change(cells=tuple(dataclasses.replace(cell, own={"federation.rounds": 9}) for cell in tree.plan.cells))
+    tree.set_overrides(lambda cell: {"federation.rounds": 9})
     matrices.write_matrices_figure(StudyData(tree.plan))
     svg = Path("results/figures/matrices.svg").read_text(encoding="utf-8")
     assert ">Overrides of fedavg, feddw: federation.rounds=9.<" in svg, "the note lists only drawn algorithms"
@@ -256,8 +253,7 @@ def test_matrices_figure_shows_overrides_of_drawn_methods(make):
 def test_curves_figure_keeps_lines_with_equal_titles(make):
     """A title can equal the name of another line."""
     tree = make(["fedavg", "fedprox"], [0], {"algorithms.fedprox.mu": [1]})
-    for index in range(2):
-        tree.write(index, [{"global-on-global": [(index + 1, 10)]}] * 3)
+    tree.write_all([{"global-on-global": [(index + 1, 10)]}] * 3 for index in range(2))
     tree.change(titles={"fedavg": "FedProx (mu=1)", "fedprox": "FedProx"})
     figure = plot_curves(tree)
     assert [line.get_ydata()[-1] for line in figure.axes[0].lines] == [10, 20]
@@ -271,10 +267,8 @@ def test_curves_figure_shows_best_grid_values_of_table(make):
     for run, count in right.items():
         result = {"personal-on-local": [(count, 10)], "personal-on-validation": [(10 - count, 10)] * 2}
         tree.write(run, [result] * 3)
-    protocols = ("personal-on-local", "personal-on-validation")
-    tree.change(
-        protocols=protocols, report=tree.plan.report.model_copy(update={"best_over": ("federation.learning_rate",)})
-    )
+    tree.change(protocols=("personal-on-local", "personal-on-validation"))
+    tree.change_report(best_over=("federation.learning_rate",))
     figure = curves_figure.build_curves_figure(tree.plan, curves.build_figure_curves(StudyData(tree.plan)))
     first, second, *_ = figure.axes
     assert [first.get_title(loc="left"), second.get_title(loc="left")] == [
@@ -286,8 +280,7 @@ def test_curves_figure_shows_best_grid_values_of_table(make):
     assert ends == {"fedavg": 60, "fedprox": 30}
     frame = curves.build_figure_curves(StudyData(tree.plan))
     assert len(frame) == 2 * 2 * 2 * 3
-    chosen = tree.plan.report.model_copy(update={"best_on": "validation"})
-    tree.change(report=chosen)
+    tree.change_report(best_on="validation")
     frame = curves.build_figure_curves(StudyData(tree.plan))
     assert set(frame["protocol"]) == {"personal-on-local"}
     assert frame.groupby(["algorithm", "partition.alpha"])["mean"].first().to_dict() == {
@@ -305,7 +298,7 @@ def test_matrices_figure_shows_best_grid_values_of_table(make):
         tree.write(run, [{"global-on-global": [(count, 10)]}] * 3)
         tree.write_matrices(run, {"SL": count / 10, "CR": count / 10})
     assert list(matrices.read_figure_matrices(StudyData(tree.plan))) == ["fedavg (learning_rate=0.01)"]
-    tree.change(report=tree.plan.report.model_copy(update=dict(best_over=("federation.learning_rate",))))
+    tree.change_report(best_over=("federation.learning_rate",))
     assert list(matrices.read_figure_matrices(StudyData(tree.plan))) == ["fedavg (learning_rate=0.1)"]
 
 
@@ -547,7 +540,10 @@ def check_page(figure, page):
             assert find_overlaps(visible, renderer) == []
 
 
-@pytest.mark.parametrize("width", style.PAGES)
+WIDTHS = studies.mark_others_slow(style.PAGES, fast=("column", "slides"))  # the narrowest and the widest page
+
+
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("lines", [1, 6, 9, pytest.param(27, marks=pytest.mark.slow)])
 def test_curves_figure_fits_page(make, width, lines):
     names = ["FedAvg", "SCAFFOLD", "Per-FedAvg", "cwFedAvg (λ = 10)", *(f"Method{index:02d}" for index in range(27))]
@@ -555,7 +551,7 @@ def test_curves_figure_fits_page(make, width, lines):
     for index in range(3 * lines):
         counts = {"global-on-global": [(index % 10, 10)], "personal-on-local": [(index % 7, 10), (1, 10)]}
         tree.write(index, [counts] * 3)
-    tree.change(report=tree.plan.report.model_copy(update={"figure_width": width}))
+    tree.change_report(figure_width=width)
     frame = curves.build_figure_curves(StudyData(tree.plan))
     figure = curves_figure.build_curves_figure(tree.plan, frame.assign(round=frame["round"] * 1000))
     assert figure.get_supxlabel() == "Mean of 3 seeds. Band: one standard deviation."
@@ -564,7 +560,7 @@ def test_curves_figure_fits_page(make, width, lines):
     assert ticks <= {1000, 2000, 3000}, "ticks are measured rounds"
 
 
-@pytest.mark.parametrize("width", style.PAGES)
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("shape", [(2, 2), (10, 10), (20, 100), (100, 10)], ids=str)
 def test_partition_figure_fits_page(width, shape):
     counts = np.random.default_rng(0).integers(0, 4000, shape)
@@ -574,7 +570,7 @@ def test_partition_figure_fits_page(width, shape):
         check_page(partition.build_partition_figure(counts, SETTINGS, page, class_names=class_names), page)
 
 
-@pytest.mark.parametrize("width", style.PAGES)
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize(("classes", "methods"), [(10, 1), (10, 2), (100, 2)])
 def test_matrices_figure_fits_page(width, classes, methods):
     values = np.random.default_rng(0).dirichlet(np.ones(classes), classes)
@@ -598,10 +594,9 @@ def test_report_settings_select_methods_and_protocols_of_figures(make):
     for index in range(3):
         tree.write(index, [{"global-on-global": [(5, 10)], "personal-on-local": [(5, 10)] * 2}])
         tree.write_matrices(index, {"SL": 0.1, "CR": 0.2})
-    tree.change(cells=tuple(dataclasses.replace(cell, own={"federation.rounds": 9}) for cell in tree.plan.cells))
+    tree.set_overrides(lambda cell: {"federation.rounds": 9})
     before = contents.compute_report_fingerprint(tree.plan)
-    selection = {"figure_algorithms": ("other", "feddw"), "figure_protocols": ("personal-on-local",)}
-    tree.change(report=tree.plan.report.model_copy(update=selection))
+    tree.change_report(figure_algorithms=("other", "feddw"), figure_protocols=("personal-on-local",))
     assert contents.compute_report_fingerprint(tree.plan) != before, "figures are drawn again"
     frame = curves.build_figure_curves(StudyData(tree.plan))
     assert set(frame["algorithm"]) == {"feddw", "other"}

@@ -1,6 +1,5 @@
 """Forecasts of a study from earlier runs with the same model and data."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,8 @@ from tests import small_studies as studies
 
 
 @pytest.fixture
-def measured_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+def measured_run(in_empty_folder: Path) -> dict[str, float]:
     """Two rounds of FedAvg with known times: 3 s of training per round, and 2 s for the rest."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     (run,) = studies.open_runs(studies.prepare(studies.settings(rounds=2)))
     studies.finish_run(run, 2)
     joined = run.files.get_merged_files(2)

@@ -17,10 +17,9 @@ from fedpipe.data.assignment import NAMES_METADATA
 from fedpipe.report import contents, plots
 from fedpipe.report.data import StudyData
 from fedpipe.report.figures import style
-from tests.papers.test_pages import BROWSER, Browser, list_problems
+from tests.browser import BROWSER, Browser, list_problems
 from tests.report.conftest import PARTITION
-
-ROOT = Path(__file__).parents[2]
+from tests.small_studies import ROOT
 
 
 def test_learning_curves_name_lines_by_algorithm(two: Any) -> None:
@@ -33,8 +32,7 @@ def test_learning_curves_name_lines_by_algorithm(two: Any) -> None:
 
 def test_learning_curves_of_grid_name_lines_by_grid_point(make: Any) -> None:
     tree = make(["fedavg"], seeds=(0,), grid={"partition.alpha": [0.1, 1.0]})
-    for run in range(2):
-        tree.write(run, [{"global-on-global": [(run + 1, 10)]}] * 3)
+    tree.write_all([{"global-on-global": [(run + 1, 10)]}] * 3 for run in range(2))
     assert list(plots.build_learning_curves(StudyData(tree.plan))["line"].unique()) == [
         "fedavg (alpha=0.1)",
         "fedavg (alpha=1.0)",
@@ -107,48 +105,43 @@ def test_plots_page_is_up_to_date_and_contains_licenses() -> None:
         assert holder in licenses
 
 
-def test_dvc_page_keeps_hostile_names_inside_scripts(make: Any, tmp_path: Path) -> None:
-    """DVC writes the data of plots into scripts of its page without escaping."""
-    hostile = '</script><img src=x onerror="alert(1)">'
-    tree = make(["fedavg"], [0], {"data": [hostile, "< 5 & <!-- <script>"]})
-    for run in range(2):
-        tree.write(run, [{"global-on-global": [(run + 1, 10)]}] * 3)
-    write_partition(tree)
-    tree.change(titles={"fedavg": hostile})
-    shutil.copytree(ROOT / ".dvc/plots", tmp_path / ".dvc/plots")
+def show_dvc_plots(tree: Any) -> Path:
+    """Run `dvc plots show` with the project's settings. Return its page."""
+    shutil.copytree(ROOT / ".dvc/plots", ".dvc/plots")
     for name in (".dvc/config", "dvc.yaml", "params.yaml"):
-        shutil.copy(ROOT / name, tmp_path / name)
-    contents.write_report_files(
-        contents.build_table_files(StudyData(tree.plan)) | contents.build_plot_data_files(StudyData(tree.plan))
-    )
+        shutil.copy(ROOT / name, name)
+    data = StudyData(tree.plan)
+    contents.write_report_files(contents.build_table_files(data) | contents.build_plot_data_files(data))
     subprocess.run(["git", "init", "-q"], check=True)
     command = [Path(sys.executable).parent / "dvc", "plots", "show", "-o", "elsewhere"]
     subprocess.run(command, check=True, capture_output=True)
-    template, page = ((tmp_path / name).read_text("utf-8") for name in (".dvc/plots/page.html", "elsewhere/index.html"))
+    return Path("elsewhere/index.html").absolute()
+
+
+def test_dvc_page_keeps_hostile_names_inside_scripts(make: Any) -> None:
+    """DVC writes the data of plots into scripts of its page without escaping."""
+    hostile = '</script><img src=x onerror="alert(1)">'
+    tree = make(["fedavg"], [0], {"data": [hostile, "< 5 & <!-- <script>"]})
+    tree.write_all([{"global-on-global": [(run + 1, 10)]}] * 3 for run in range(2))
+    write_partition(tree)
+    tree.change(titles={"fedavg": hostile})
+    page = show_dvc_plots(tree).read_text("utf-8")
+    template = Path(".dvc/plots/page.html").read_text("utf-8")
     assert "img src=x onerror" in page, "the page contains the name"
     for tag in ("<img", "<!-- <"):
         assert page.count(tag) == template.count(tag)
     written = page.rpartition("<body>")[2]
     assert written.count("<script") == written.count("</script>") == 4
-    assert "data=< 5 & ＜!-- ＜script>" in (tmp_path / "results/plots/curves.csv").read_text("utf-8")
+    assert "data=< 5 & ＜!-- ＜script>" in Path("results/plots/curves.csv").read_text("utf-8")
 
 
 def test_browser_draws_all_dvc_plots_without_network(two: Any, tmp_path: Path) -> None:
     """With the project's settings, `dvc plots show` writes a self-contained page into any folder."""
     if not BROWSER:
         pytest.skip("needs Chromium")
-    test_partition_csv_counts_samples_by_client_and_class(two)
-    shutil.copytree(ROOT / ".dvc/plots", tmp_path / ".dvc/plots")
-    for name in (".dvc/config", "dvc.yaml", "params.yaml"):
-        shutil.copy(ROOT / name, tmp_path / name)
+    write_partition(two)
     two.write_matrices(0, {"SL": 0.1, "CR": 0.2})
-    contents.write_report_files(
-        contents.build_table_files(StudyData(two.plan)) | contents.build_plot_data_files(StudyData(two.plan))
-    )
-    subprocess.run(["git", "init", "-q"], check=True)
-    command = [Path(sys.executable).parent / "dvc", "plots", "show", "-o", "elsewhere"]
-    subprocess.run(command, check=True, capture_output=True)
-    painted = count_pixels(tmp_path / "elsewhere/index.html", tmp_path / "profile")
+    painted = count_pixels(show_dvc_plots(two), tmp_path / "profile")
     assert len(painted) == 4
     for line in range(2):
         color = style.get_line_style(line)["color"].lower()

@@ -207,8 +207,7 @@ def test_ranks_omit_method_with_missing_number(study):
 
 def test_ranked_table_has_row_per_grid_value_of_one_method(make):
     tree = make(["fedavg", "fedprox"], [0], {"partition.alpha": [0.1, 0.5, 1], "algorithms.fedprox.mu": [1, 2]})
-    for index in range(len(tree.runs)):
-        tree.write(index, [{"global-on-global": [(index, 10)]}])
+    tree.write_all([{"global-on-global": [(index, 10)]}] for index in range(len(tree.runs)))
     tree.change(report=Report(rank_test="nemenyi"))
     assert count_rows_and_columns(tree.plan) == (3, 3)
     table = ranks.build_ranked_table(StudyData(tree.plan))

@@ -7,9 +7,7 @@ import pandas as pd
 import pytest
 
 from fedpipe.core.storage import layout
-from fedpipe.planning import planner
 from fedpipe.planning.new_clients import list_reported_protocols
-from fedpipe.planning.plan import Plan
 from fedpipe.planning.planner import NewPlan
 from fedpipe.report import curves, tables, wide, words
 from fedpipe.report.data import StudyData
@@ -33,8 +31,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewPlan]:
             "report": {"clients": "both"},
         }
         made = studies.prepare(studies.settings(("fedavg", "local"), 1, **sections))
-        for run in studies.open_runs(made):
-            studies.finish_run(run, 1)
+        studies.finish_study(made)
         yield made
 
 
@@ -116,11 +113,7 @@ def test_baseline_of_statistics_is_its_row_of_table(clients: str) -> None:
         "federation": {"clients": 6, "held_out": [1, 4]},
         "evaluation": {"protocols": [*PROTOCOLS, "global-on-validation"]},
         "algorithms": {"fedavg": {"protocol": "global-on-validation"}},
-        "study": {
-            "algorithms": ["fedavg", "fedprox"],
-            "seeds": [0],
-            "grid": {"federation.learning_rate": [0.02, 0.2]},
-        },
+        "study": {"algorithms": ["fedavg", "fedprox"], "seeds": [0], "grid": {"federation.learning_rate": [0.02, 0.2]}},
         "report": {
             "clients": clients,
             "best_over": ["federation.learning_rate"],
@@ -129,8 +122,7 @@ def test_baseline_of_statistics_is_its_row_of_table(clients: str) -> None:
         },
     }
     plan = studies.prepare(studies.settings(("fedavg", "fedprox"), 1, **sections))
-    for run in studies.open_runs(plan):
-        studies.finish_run(run, 1)
+    studies.finish_study(plan)
     data = StudyData(plan)
     (baseline,) = (rate for label, rate in data.table_row_keys if label == "fedavg")
     scores = data.score_table.query("round == 'last' and average == 'sample'")
@@ -143,13 +135,6 @@ def test_baseline_of_statistics_is_its_row_of_table(clients: str) -> None:
         rate, protocol = row["federation.learning_rate"], row["protocol"]
         expected = means["fedprox", rate, protocol] - means["fedavg", baseline, protocol]
         assert row["mean"] == pytest.approx(expected)
-
-
-def test_stored_plan_keeps_reported_clients(plan: NewPlan) -> None:
-    planner.write_plan(plan)
-    read = Plan.read(plan.study_files.plan)
-    assert read.protocols == plan.protocols
-    assert read.report.clients == "both"
 
 
 def test_captions_name_held_out_clients_and_drift(plan: NewPlan) -> None:

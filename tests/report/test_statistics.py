@@ -1,6 +1,5 @@
 """Fairness, cost to a target, class statistics and differences to a baseline, against scikit-learn and scipy."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,9 @@ from scipy import stats
 from sklearn import metrics as sklearn
 
 from fedpipe.core.errors import ArtifactError
-from fedpipe.planning import planner
-from fedpipe.planning.plan import Plan
 from fedpipe.report import contents, statistics, tables, words
 from fedpipe.report.data import StudyData
 from fedpipe.settings.report import Report
-from tests import small_studies as studies
 from tests.report.conftest import Tree
 
 ALL_STATISTICS = Report(
@@ -58,10 +54,8 @@ def test_cost_to_target_shows_number_of_seeds_that_reach_target(make: Any) -> No
         tree.write(
             index, [{"personal-on-local": [(right - 1, 10), (right, 10)]}, {"personal-on-local": [(right, 10)] * 2}]
         )
-    chosen = ("rounds_to_target", "bytes_to_target")
-    tree.change(
-        report=ALL_STATISTICS.model_copy(update=dict(target=0.8, statistics=chosen)), protocols=("personal-on-local",)
-    )
+    tree.change(report=ALL_STATISTICS, protocols=("personal-on-local",))
+    tree.change_report(target=0.8, statistics=("rounds_to_target", "bytes_to_target"))
     frame = StudyData(tree.plan).statistics
     result = read_row(frame, algorithm="fedavg", protocol="personal-on-local", statistic="rounds_to_target")
     assert (result[0], result[2]) == (2, 1)
@@ -76,8 +70,7 @@ def test_cost_to_target_shows_number_of_seeds_that_reach_target(make: Any) -> No
 def test_difference_interval_equals_scipy_paired_t_interval(make: Any) -> None:
     tree = make(["fedavg", "feddw"], seeds=[0, 1, 2], grid={"algorithms.feddw.mu": [1, 2], "partition.alpha": [1]})
     right = {"fedavg": [3, 5, 4], "feddw": [4, 5, 6]}
-    for index, run in enumerate(tree.runs):
-        tree.write(index, [{"global-on-global": [(right[run.algorithm][run.seed], 10)]}])
+    tree.write_all([{"global-on-global": [(right[run.algorithm][run.seed], 10)]}] for run in tree.runs)
     tree.change(report=ALL_STATISTICS)
     frame = StudyData(tree.plan).statistics
     result = frame[frame["statistic"] == "difference"]
@@ -96,16 +89,14 @@ def test_difference_interval_equals_scipy_paired_t_interval(make: Any) -> None:
 def test_difference_is_omitted_if_grid_varies_baseline(make: Any) -> None:
     """If the grid varies the baseline at a point of another method, the difference is ambiguous."""
     tree = make(["fedavg", "feddw"], seeds=[0], grid={"algorithms.fedavg.other": [1, 2]})
-    for index in range(len(tree.runs)):
-        tree.write(index, [{"global-on-global": [(index, 10)]}])
+    tree.write_all([{"global-on-global": [(index, 10)]}] for index in range(len(tree.runs)))
     tree.change(report=ALL_STATISTICS)
     assert "difference" not in set(StudyData(tree.plan).statistics["statistic"])
 
 
 def test_difference_of_one_seed_has_no_interval(make: Any) -> None:
     tree = make(["fedavg", "feddw"], seeds=[0])
-    for index in range(2):
-        tree.write(index, [{"global-on-global": [(3 + index, 10)]}])
+    tree.write_all([{"global-on-global": [(3 + index, 10)]}] for index in range(2))
     tree.change(report=ALL_STATISTICS)
     frame = StudyData(tree.plan).statistics
     (row,) = frame[frame["statistic"] == "difference"].to_dict("records")
@@ -153,7 +144,8 @@ def test_class_statistics_use_last_measured_round() -> None:
 def test_markdown_table_shows_chosen_statistics(two: Tree) -> None:
     plain = tables.render_markdown_table(StudyData(two.plan))
     chosen = ("worst_tenth", "client_std", "rounds_to_target", "bytes_to_target", "difference")
-    two.change(report=ALL_STATISTICS.model_copy(update=dict(statistics=chosen)), protocols=("personal-on-local",))
+    two.change(report=ALL_STATISTICS, protocols=("personal-on-local",))
+    two.change_report(statistics=chosen)
     text = tables.render_markdown_table(StudyData(two.plan))
     assert "worst tenth" not in plain
     below = text.partition("\nStatistics of: Local test accuracy (personalized).")[2].splitlines()
@@ -170,10 +162,9 @@ def test_markdown_table_compares_best_grid_value_with_best_baseline(make: Any) -
     """The difference to a grid value that the table omits could have the other sign."""
     rate = "federation.learning_rate"
     tree = make(["fedavg", "fedprox"], grid={rate: [0.01, 0.05]})
-    for run, right in enumerate((5, 5, 7, 7, 8, 8, 6, 6)):
-        tree.write(run, [{"global-on-global": [(right, 10)]}])
-    report = ALL_STATISTICS.model_copy(update={"statistics": ("difference",), "best_over": (rate,)})
-    tree.change(report=report, protocols=("global-on-global",))
+    tree.write_all([{"global-on-global": [(right, 10)]}] for right in (5, 5, 7, 7, 8, 8, 6, 6))
+    tree.change(report=ALL_STATISTICS, protocols=("global-on-global",))
+    tree.change_report(statistics=("difference",), best_over=(rate,))
     text = tables.render_markdown_table(StudyData(tree.plan))
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:5] == "| fed"]
     assert [row[:3] for row in rows[:2]] == [["fedavg", "0.05", "80.00 ± 0.00"], ["fedprox", "0.01", "70.00 ± 0.00"]]
@@ -190,8 +181,8 @@ def test_difference_compares_methods_at_same_grid_point(make: Any) -> None:
     tree = make(["fedavg", "fedprox"], [0], grid={alpha: [0.1, 0.5], rate: [0.01, 0.05]})
     for run, right in enumerate((5, 6, 8, 7, 3, 2, 1, 4)):  # by alpha, rate and method
         tree.write(run, [{"global-on-global": [(right, 10)]}])
-    report = ALL_STATISTICS.model_copy(update={"statistics": ("difference",), "best_over": (rate,)})
-    tree.change(report=report, protocols=("global-on-global",))
+    tree.change(report=ALL_STATISTICS, protocols=("global-on-global",))
+    tree.change_report(statistics=("difference",), best_over=(rate,))
     result = StudyData(tree.plan).statistics.query("statistic == 'difference'").set_index([alpha, rate])["mean"]
     expected = {("0.1", "0.01"): -20, ("0.1", "0.05"): -10, ("0.5", "0.01"): -10, ("0.5", "0.05"): 10}
     assert result.to_dict() == pytest.approx(expected)
@@ -208,21 +199,3 @@ def test_statistics_csv_is_written_and_verified_with_tables(two: Tree) -> None:
     path.write_bytes(path.read_bytes().replace(b"12.5", b"12.6"))
     with pytest.raises(ArtifactError, match=r"statistics.csv does not match the runs of params.yaml"):
         contents.require_current_tables(StudyData(two.plan), path.name)
-
-
-def test_stored_plan_keeps_statistics_settings_or_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    section = {"statistics": ["worst_tenth", "difference"], "target": 0.7, "baseline": "fedavg"}
-    keys = set()
-    for settings in (section, {}):
-        studies.write(studies.settings(report=settings), Path())
-        planner.write_plan(plan := planner.make_plan())
-        keys.add(plan.runs[0].key)
-        path = Path("results/plan.json")
-        assert Plan.read(path).report == plan.report
-    assert len(keys) == 1, "run keys do not depend on report settings"
-    stored_plan = json.loads(path.read_text())
-    for name in section:
-        del stored_plan["report"][name]
-    path.write_text(json.dumps(stored_plan))
-    assert Plan.read(path).report == plan.report

@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -19,7 +18,7 @@ from fedpipe.report import contents, status, status_page
 from fedpipe.report.data import StudyData
 from fedpipe.report.figures.partition import write_partition_figure
 from tests import small_studies as studies
-from tests.papers.test_pages import BROWSER, Browser, list_problems
+from tests.browser import list_problems
 
 HOSTILE = """"><script>alert(1)</script><img src=x onerror='alert(2)'>'&amp;"""
 PAGE = Path("status.html")
@@ -50,15 +49,6 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def in_copy(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(study, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    if not BROWSER:
-        pytest.skip("needs Chromium")
-    chromium = Browser(tmp_path_factory.mktemp("profile"))
-    yield chromium
-    chromium.close()
 
 
 def run_status(*options: str) -> str:

@@ -40,8 +40,7 @@ def make_round_counts(right):
 def grid(make):
     """Two algorithms and one seed, with one shared grid axis and one grid axis of FedProx."""
     tree = make(["fedavg", "fedprox"], [0], {"partition.alpha": [0.1, 0.5], "algorithms.fedprox.mu": [1, 2]})
-    for index in range(len(tree.runs)):
-        tree.write(index, make_round_counts(index))
+    tree.write_all(map(make_round_counts, range(len(tree.runs))))
     return tree
 
 
@@ -232,8 +231,7 @@ def test_heterogeneity_table_has_row_per_custom_data_file(make):
     tree.change(partitions=settings, runs=(tree.runs[0], dataclasses.replace(tree.runs[1], partition=other)))
     path = layout.get_assignment_path(other).with_name("heterogeneity.parquet")
     tree.write_table(path, heterogeneity.summarize_clients(np.array([[5, 0], [0, 5]])), "assignment.json")
-    for run in range(2):
-        tree.write(run, make_round_counts(run))
+    tree.write_all(map(make_round_counts, range(2)))
     text = tables.render_markdown_table(StudyData(tree.plan))
     rows = [re.split(r" *\| *", line.strip("| "))[:2] for line in text.splitlines() if line.startswith("| npz")]
     assert rows == [
@@ -280,16 +278,11 @@ def test_titles_change_only_markdown_and_html_tables(grid):
     assert "<td>FedAvg &lt;b&gt;" in tables.render_html_page(StudyData(grid.plan))
 
 
-def set_overrides(tree, get_overrides):
-    """Give each cell the overrides that a function returns for it."""
-    tree.change(cells=tuple(dataclasses.replace(cell, own=get_overrides(cell)) for cell in tree.plan.cells))
-
-
 def test_markdown_and_html_tables_show_overrides_of_one_method(two):
     """Without this note, the table would compare different training budgets."""
     plain = contents.build_table_files(StudyData(two.plan))
     overrides = {"federation.local_epochs": 15, "model.hidden": [8], "federation.optimizer": "<adam>"}
-    set_overrides(two, lambda cell: overrides if cell.algorithm == "local" else {})
+    two.set_overrides(lambda cell: overrides if cell.algorithm == "local" else {})
     contents_by_path = contents.build_table_files(StudyData(two.plan))
     note = "Overrides of local: federation.local_epochs=15, model.hidden=[8], federation.optimizer="
     path = Path("results/tables/results.md")
@@ -305,7 +298,7 @@ def test_markdown_and_html_tables_show_overrides_of_one_method(two):
 
 def test_overrides_note_shows_grid_points(grid):
     grid.change(titles={"fedprox": "FedProx"})
-    set_overrides(grid, lambda cell: {"federation.rounds": 9} if cell.grid["partition.alpha"] == 0.1 else {})
+    grid.set_overrides(lambda cell: {"federation.rounds": 9} if cell.grid["partition.alpha"] == 0.1 else {})
     text = tables.render_markdown_table(StudyData(grid.plan))
     names = "fedavg (alpha=0.1), FedProx (alpha=0.1, mu=1; alpha=0.1, mu=2)"
     assert f"\nOverrides of {names}: federation.rounds=9.\n" in text
@@ -318,8 +311,7 @@ def test_csv_files_escape_formulas(make):
     """Numbers of the grid are not escaped, even if they are negative."""
     values = [FORMULA, "+1+2", "-2+3", "@SUM(A1)", "\tx", -0.5, "-1e-3", "a=b"]
     tree = make(["fedavg"], [0], {"data": values})
-    for run in range(len(values)):
-        tree.write(run, make_round_counts(run))
+    tree.write_all(map(make_round_counts, range(len(values))))
     contents_by_path = contents.build_table_files(StudyData(tree.plan))
     for name in ("tables/results.csv", "tables/times.csv", "plots/curves.csv"):
         rows = list(csv.DictReader(io.StringIO(contents_by_path[Path("results") / name].decode())))
@@ -330,8 +322,7 @@ def test_csv_files_escape_formulas(make):
 def test_markdown_and_html_tables_escape_names_of_users(make):
     hostile = '<img src=x onerror="alert(1)"></script>'
     tree = make(["fedavg"], [0], {"data": [hostile, "&lt;b>", "CIFAR|x"]})
-    for run in range(3):
-        tree.write(run, make_round_counts(run))
+    tree.write_all(map(make_round_counts, range(3)))
     tree.change(titles={"fedavg": hostile}, warnings=(hostile,), params=Path(f"studies/{hostile}.yaml"))
     text, page = tables.render_markdown_table(StudyData(tree.plan)), tables.render_html_page(StudyData(tree.plan))
     assert "<" not in text.replace("<br>", "")
@@ -345,7 +336,7 @@ def test_markdown_and_html_tables_escape_names_of_users(make):
 
 def test_markdown_table_shows_best_grid_value_per_method_and_column(grid):
     """Runs are sorted by grid point, then algorithm. They have 0 to 5 correct answers of 10, but run 1 has 9."""
-    grid.change(report=grid.plan.report.model_copy(update={"best_over": ("algorithms.fedprox.mu",)}))
+    grid.change_report(best_over=("algorithms.fedprox.mu",))
     grid.write(1, make_round_counts(9))  # fedprox at alpha 0.1 and mu 1
     table = StudyData(grid.plan).score_table
     text = tables.render_markdown_table(StudyData(grid.plan))
@@ -362,8 +353,7 @@ def test_markdown_table_shows_best_grid_value_per_method_and_column(grid):
 
 def test_grid_of_algorithms_keeps_method_names(make):
     tree = make(["prox", "fedavg"], [0], {"algorithms.prox.algorithm": ["fedavg", "fedprox"]})
-    for run in range(len(tree.runs)):
-        tree.write(run, make_round_counts(run))
+    tree.write_all(map(make_round_counts, range(len(tree.runs))))
     text = tables.render_markdown_table(StudyData(tree.plan))
     rows = [re.split(r" *\| *", line.strip("| "))[:3] for line in text.splitlines() if line.startswith("| ")]
     assert rows[:4] == [
@@ -399,15 +389,10 @@ def test_format_bytes_uses_decimal_units(count, text):
     assert format_bytes(count) == text
 
 
-def test_table_files_have_equal_bytes_each_time(two):
-    names = [f"tables/{name}" for name in ("results.csv", "results.md", "statistics.csv", "times.csv")]
-    names += ["metrics.json", "plots/curves.csv"]
-    contents.write_report_files(contents.build_table_files(StudyData(two.plan)))
-    first = {name: (Path("results") / name).read_bytes() for name in names}
-    contents.write_report_files(contents.build_table_files(StudyData(two.plan)))
-    assert {name: (Path("results") / name).read_bytes() for name in names} == first
-    assert json.loads(first["metrics.json"])["fedavg"] == 70.0
-    assert first["tables/times.csv"] == (
+def test_metrics_json_and_times_csv_match_hand_computed_values(two):
+    written = contents.build_table_files(StudyData(two.plan))
+    assert json.loads(written[Path("results/metrics.json")])["fedavg"] == 70.0
+    assert written[Path("results/tables/times.csv")] == (
         b"algorithm,train,aggregate,evaluate,epoch\nfedavg,6.0,1.5,0.75,0.5\nlocal,3.0,1.5,0.75,0.25\n"
     )
 

@@ -63,18 +63,12 @@ def one(make):
     """Three methods on a grid of two values, with one seed and only the global model."""
     tree = make(["fedavg", "fedprox", "local"], [0], {"partition.alpha": [0.1, 0.5]})
     tree.change(protocols=(LAST,))
-    for index, server in enumerate((70, 80, None, 90, 90, 60)):
-        tree.write(index, make_round_counts(server))
+    tree.write_all(map(make_round_counts, (70, 80, None, 90, 90, 60)))
     return tree
 
 
-def set_overrides(tree, get_overrides):
-    """Give each cell the overrides that a function returns for it."""
-    tree.change(cells=tuple(dataclasses.replace(cell, own=get_overrides(cell)) for cell in tree.plan.cells))
-
-
 def test_wide_tables_show_overrides_of_one_method(one):
-    set_overrides(one, lambda cell: {"federation.local_epochs": 15} if cell.algorithm == "fedprox" else {})
+    one.set_overrides(lambda cell: {"federation.local_epochs": 15} if cell.algorithm == "fedprox" else {})
     result = render_latex(one)
     assert "% Overrides of fedprox: federation.local_epochs=15.\n" in result
     assert [row[0] for row in parse_latex_rows(result)] == ["fedavg", r"fedprox\textsuperscript{a}", "local"]
@@ -84,7 +78,7 @@ def test_wide_tables_show_overrides_of_one_method(one):
 
 
 def test_wide_tables_note_overrides_at_some_grid_points(one):
-    set_overrides(one, lambda cell: {"federation.precision": "bfloat16"} if cell.grid["partition.alpha"] == 0.5 else {})
+    one.set_overrides(lambda cell: {"federation.precision": "bfloat16"} if cell.grid["partition.alpha"] == 0.5 else {})
     result = render_latex(one)
     names = "fedavg (alpha=0.5), fedprox (alpha=0.5), local (alpha=0.5)"
     assert f"% Overrides of {names}: federation.precision=bfloat16.\n" in result
@@ -96,8 +90,7 @@ def test_wide_tables_note_overrides_at_some_grid_points(one):
 
 def test_wide_csv_escapes_formulas(make):
     tree = make(["fedavg", "fedprox"], [0], {"data": ["=1+2", -1]})
-    for run in range(4):
-        tree.write(run, make_round_counts(run))
+    tree.write_all(map(make_round_counts, range(4)))
     tree.change(titles={"fedavg": "@SUM(A1)", "fedprox": "-x"}, protocols=(LAST,))
     head, rows = parse_csv(tree)
     assert head == ["algorithm", f"'=1+2 / {GLOBAL}", f"'-1 / {GLOBAL}"]
@@ -149,8 +142,7 @@ def test_wide_csv_joins_header_levels_in_one_line(paper):
 
 def test_wide_tables_keep_grid_order_of_study_after_plan_is_read(make):
     tree = make(["fedavg"], [0], {"partition.alpha": [0.5, 0.1], "data": ["MNIST", "IMDB"]})
-    for index in range(4):
-        tree.write(index, make_round_counts(50 + index))
+    tree.write_all(map(make_round_counts, range(50, 54)))
     tree.plan.write()
     tree.plan = Plan.read(tree.plan.study_files.plan)
     assert list(tree.plan.grid) == ["data", "partition.alpha"]
@@ -178,8 +170,7 @@ def test_latex_table_marks_best_and_second_best_with_ties(one):
 def test_latex_table_marks_equally_rounded_numbers_as_ties(make):
     tree = make(["fedavg", "fedprox", "local"], [0])
     tree.change(protocols=(LAST,))
-    for index, server in enumerate((500001, 500002, 400000)):
-        tree.write(index, [{LAST: [(server, 1000000)]}])
+    tree.write_all([{LAST: [(server, 1000000)]}] for server in (500001, 500002, 400000))
     assert [row[1] for row in parse_latex_rows(render_latex(tree))] == [
         r"\textbf{50.00}",
         r"\textbf{50.00}",
@@ -220,8 +211,7 @@ def test_latex_table_escapes_special_characters(make):
         r"a\_b \% \& \# \$ \{x\} \textasciitilde{} \textasciicircum{} \textbackslash{} $\pm$ --"
     )
     tree = make(["fed_avg", "fedprox"], [0], {"data": ["10% & more", "#1_$"]})
-    for index in range(4):
-        tree.write(index, make_round_counts(50 + index))
+    tree.write_all(map(make_round_counts, range(50, 54)))
     text = render_latex(tree)
     assert r"algorithm & 10\% \& more & \#1\_\$ \\" in text
     assert parse_latex_rows(text)[0][0] == r"fed\_avg"
@@ -237,25 +227,17 @@ def test_wide_tables_show_titles_in_rows_and_comments(searched):
     assert wide.escape_latex("λμωΩ ≤ ∞") == r"$\lambda$$\mu$$\omega$$\Omega$ $\le$ $\infty$"
 
 
-def test_wide_csv_notes_reported_protocol_of_method_with_title(make):
-    tree = make(["fedavg", "local"], [0])
-    tree.write(0, make_round_counts(60, 70))
-    tree.write(1, make_round_counts(None, 80))
-    tree.change(method_protocols={"local": "personal-on-local"}, titles={"local": "Local (τ)"})
-    assert parse_csv(tree)[1][1] == ["Local (τ)", f"80.00 ({LOCAL})", "80.00"]
-
-
 def test_wide_tables_note_method_reported_by_another_protocol(make):
     tree = make(["fedavg", "local"], [0])
     tree.write(0, make_round_counts(60, 70))
     tree.write(1, make_round_counts(None, 80))
-    tree.change(method_protocols={"local": "personal-on-local"})
+    tree.change(method_protocols={"local": "personal-on-local"}, titles={"local": "Local (τ)"})
     text = render_latex(tree)
     assert f"algorithm & reported accuracy & {LOCAL} \\\\\n" in text
     assert f"% Column reported accuracy: {GLOBAL}, or the metric in a note.\n" in text
-    assert parse_latex_rows(text)[1] == ["local", r"\textbf{80.00}\textsuperscript{a}", r"\textbf{80.00}"]
+    assert parse_latex_rows(text)[1] == [r"Local ($\tau$)", r"\textbf{80.00}\textsuperscript{a}", r"\textbf{80.00}"]
     assert f"\\bottomrule\n\\multicolumn{{3}}{{l}}{{\\textsuperscript{{a}} {LOCAL}}} \\\\\n\\end" in text
-    assert parse_csv(tree)[1][1] == ["local", f"80.00 ({LOCAL})", "80.00"]
+    assert parse_csv(tree)[1][1] == ["Local (τ)", f"80.00 ({LOCAL})", "80.00"]
 
 
 def test_latex_table_notes_diverged_runs(one):
@@ -275,11 +257,9 @@ def searched(make):
     """Two methods at two grid points. The table shows each with the best of three learning rates."""
     grid = {"partition.alpha": [0.1, 0.5], "federation.learning_rate": [0.01, 0.05, 0.1]}
     tree = make(["fedavg", "fedprox"], [0], grid)
-    tree.change(
-        protocols=(LAST,), report=tree.plan.report.model_copy(update={"best_over": ("federation.learning_rate",)})
-    )
-    for index, server in enumerate((10, 30, 20, 10, 30, 20, 40, 50, 60, 20, 10, 50)):
-        tree.write(index, make_round_counts(server))
+    tree.change(protocols=(LAST,))
+    tree.change_report(best_over=("federation.learning_rate",))
+    tree.write_all(map(make_round_counts, (10, 30, 20, 10, 30, 20, 40, 50, 60, 20, 10, 50)))
     return tree
 
 
@@ -325,19 +305,16 @@ def test_grid_edge_warning_includes_numbers_that_yaml_reads_as_text(searched):
 
 def test_grid_edge_warning_needs_best_value_at_edge(searched):
     inside = (10, 20, 30, 40, 20, 20)
-    for index, server in enumerate((*inside, *inside)):
-        searched.write(index, make_round_counts(server))
+    searched.write_all(map(make_round_counts, (*inside, *inside)))
     assert table_notes.describe_best_values_at_grid_edges(StudyData(searched.plan)) == []
-    searched.change(report=searched.plan.report.model_copy(update=dict(best_over=())))
+    searched.change_report(best_over=())
     assert table_notes.describe_best_values_at_grid_edges(StudyData(searched.plan)) == []
 
 
 def test_grid_edge_warning_ignores_text_values_and_missing_numbers(make):
     tree = make(["fedavg", "local"], [0], {"data": ["A", "B"], "federation.learning_rate": [0.1, 0.2, 0.3]})
-    tree.change(
-        protocols=(LAST,),
-        report=tree.plan.report.model_copy(update={"best_over": ("data", "federation.learning_rate")}),
-    )
+    tree.change(protocols=(LAST,))
+    tree.change_report(best_over=("data", "federation.learning_rate"))
     for index, run in enumerate(tree.runs):
         tree.write(index, make_round_counts(90 if index == 2 else 50) if run.algorithm == "fedavg" else [{}])
     assert table_notes.describe_best_values_at_grid_edges(StudyData(tree.plan)) == []
@@ -453,7 +430,8 @@ def test_latex_table_of_seen_and_new_clients_fits_page_width(make):
     """Each protocol of clients has two columns, with deviations over seeds."""
     protocols = ["personal-on-local", "new-personal-on-local", LAST, "finetuned-on-local", "new-finetuned-on-local"]
     tree = make(["fedavg", "scaffold"], (0, 1))
-    tree.change(protocols=tuple(protocols), report=tree.plan.report.model_copy(update={"clients": "both"}))
+    tree.change(protocols=tuple(protocols))
+    tree.change_report(clients="both")
     for index in range(4):
         counts = {name: [(60 + 7 * index, 100)] * (1 if name == LAST else 2) for name in protocols}
         tree.write(index, [counts])

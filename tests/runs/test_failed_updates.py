@@ -41,9 +41,7 @@ def run_studies(**faults: int) -> tuple[dict, Run]:
     params["algorithms"] = {"faulty": {"algorithm": f"{__name__}.Faulty", **faults}, "fedavg": {}}
     params["study"]["algorithms"] = ["faulty", "fedavg"]
     plan = studies.prepare(params)
-    for run in studies.open_runs(plan):
-        studies.finish_run(run, ROUNDS)
-    return plan, studies.open_runs(plan)[0]
+    return plan, studies.finish_study(plan)[0]
 
 
 def test_aggregation_ignores_failed_updates() -> None:

@@ -15,9 +15,19 @@ from rich.console import Console
 from fedpipe.engine import interrupts
 from fedpipe.report import progress
 from tests import small_studies as studies
-from tests.runs.test_resume import list_temporary_files, make_segment_command, rerun_segment
 
 ROUNDS = 4
+
+
+def interrupt_segment(path: Path, stop: int) -> tuple[int, str]:
+    """Send SIGTERM to a segment that has begun. Return the status and the rest of the output."""
+    command = [sys.executable, "-m", "fedpipe", *studies.make_segment_command(path, stop)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        while "rounds are complete" not in process.stdout.readline():
+            pass
+        process.send_signal(signal.SIGTERM)
+        output = process.stdout.read()
+    return process.returncode, output
 
 
 def test_sigterm_ends_segment_after_its_round() -> None:
@@ -26,20 +36,15 @@ def test_sigterm_ends_segment_after_its_round() -> None:
     list(studies.open_runs(plan)[0].run_segment(ROUNDS))
     expected = studies.hash_results(path)
     studies.delete_rounds(path)
-    command = [sys.executable, "-m", "fedpipe", *make_segment_command(path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        while "rounds are complete" not in process.stdout.readline():
-            pass
-        process.send_signal(signal.SIGTERM)
-        output = process.stdout.read()
-    assert process.returncode == 143
+    status, output = interrupt_segment(path, ROUNDS)
+    assert status == 143
     match = re.search(rf"{path}: stopped by SIGTERM after round (\d)", output)
     assert match, output
     stop = int(match[1])  # a busy machine may deliver the signal a round late
     assert stop < ROUNDS
-    assert not list_temporary_files(path)
+    assert not studies.list_temporary_files(path)
     assert not (path / "segments").exists()
-    assert rerun_segment(path, ROUNDS) == (stop, list(range(stop + 1, ROUNDS + 1)))
+    assert studies.rerun_segment(path, ROUNDS) == (stop, list(range(stop + 1, ROUNDS + 1)))
     assert studies.hash_results(path) == expected
 
 
@@ -47,13 +52,7 @@ def test_sigterm_in_last_round_completes_segment() -> None:
     """No round is left, so the manifest is written."""
     plan = studies.prepare(studies.settings(rounds=1))
     path = plan.runs[0].path
-    command = [sys.executable, "-m", "fedpipe", *make_segment_command(path, 1)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        while "rounds are complete" not in process.stdout.readline():
-            pass
-        process.send_signal(signal.SIGTERM)
-        process.stdout.read()
-    assert process.returncode == 0
+    assert interrupt_segment(path, 1)[0] == 0
     assert (path / "segments/0001.json").exists()
 
 

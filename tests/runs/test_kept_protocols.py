@@ -46,11 +46,8 @@ def read_scores(run: Run, protocol: str) -> dict[tuple[int, int], tuple[int, int
 def count_correct(run: Run, model: Mapping[str, Tensor], indices: Any) -> int:
     """Count the correct predictions of a model with plain PyTorch."""
     x, y = run.clients.gather_samples(indices)
-    network = run.algorithm.net._build().to(x.dtype)
-    state_dict = network.state_dict()
-    network.load_state_dict({name: model.get(name, value) for name, value in state_dict.items()})
     with torch.no_grad():
-        return int((network.eval()(x).argmax(-1) == y).sum())
+        return int((studies.build_network(run, model)(x).argmax(-1) == y).sum())
 
 
 @pytest.mark.parametrize("label", ["local", "fedproto"])

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -43,27 +42,10 @@ app.main()
 """
 
 
-def make_segment_command(path: Path, stop: int = ROUNDS) -> list[str]:
-    return ["segment", str(path), "--stop", str(stop)]
-
-
-def rerun_segment(path: Path, stop: int) -> tuple[int, list[int]]:
-    """Run the same command again. Return the number of complete rounds, and the new rounds."""
-    process = subprocess.run(
-        [sys.executable, "-m", "fedpipe", *make_segment_command(path, stop)], capture_output=True, text=True, check=True
-    )
-    match = re.search(r"(\d+) of \d+ rounds are complete", process.stdout)
-    return int(match[1]), [int(number) for number in re.findall(r"round (\d+) of", process.stdout)]
-
-
 def resume_segment(plan: NewPlan, stop: int = ROUNDS) -> tuple[int, list[int]]:
     """Run a segment in this process. Return the number of complete rounds, and the new rounds."""
     complete_count, *rounds = studies.open_runs(plan)[0].run_segment(stop)
     return complete_count, rounds
-
-
-def list_temporary_files(folder: Path) -> list[Path]:
-    return list(folder.rglob("*.tmp"))
 
 
 @pytest.mark.parametrize(
@@ -76,16 +58,17 @@ def test_run_resumes_after_kill_during_write(write_number: int) -> None:
     studies.delete_rounds(path)
 
     killed_process = subprocess.run(
-        [sys.executable, "-c", DYING, str(write_number), *make_segment_command(path)], capture_output=True
+        [sys.executable, "-c", DYING, str(write_number), *studies.make_segment_command(path, ROUNDS)],
+        capture_output=True,
     )
     assert killed_process.returncode == -signal.SIGKILL
-    assert list_temporary_files(path), "the kill should interrupt a write"
+    assert studies.list_temporary_files(path), "the kill should interrupt a write"
     complete_folders = [folder for folder in sorted((path / "rounds").iterdir()) if (folder / "round.json").exists()]
     complete_count, rounds = resume_segment(plan)
     assert complete_count == max(len(complete_folders) - 1, 0)
     assert rounds == list(range(complete_count + 1, ROUNDS + 1))
     assert studies.hash_results(path) == expected
-    assert not list_temporary_files(path), "temporary files should be deleted"
+    assert not studies.list_temporary_files(path), "temporary files should be deleted"
 
 
 class FinishedRun(NamedTuple):
@@ -116,7 +99,7 @@ def test_run_resumes_after_kill_at_any_moment(moment: int, finished_run: Finishe
     shutil.copytree(finished_run.folder, Path(), dirs_exist_ok=True)
     path = finished_run.plan.runs[0].path
     worker = subprocess.Popen(
-        [sys.executable, "-u", "-m", "fedpipe", *make_segment_command(path)],
+        [sys.executable, "-u", "-m", "fedpipe", *studies.make_segment_command(path, ROUNDS)],
         stdout=subprocess.PIPE,
         text=True,
         process_group=0,
@@ -141,7 +124,7 @@ def test_longer_plan_continues_shorter_run() -> None:
     assert resume_segment(plan, 2) == (0, [1, 2])
     longer_plan = studies.prepare(studies.settings(rounds=4))
     assert longer_plan.runs[0].path == path
-    assert rerun_segment(path, 4) == (2, [3, 4])
+    assert studies.rerun_segment(path, 4) == (2, [3, 4])
     assert resume_segment(longer_plan, 4) == (4, [])
     assert resume_segment(longer_plan, 2) == (2, [])
 
@@ -228,10 +211,10 @@ def test_run_resumes_after_kill_during_packing() -> None:
     writes = 4 + ROUNDS * 9  # writes of round 0 and of the other rounds
     studies.delete_rounds(path)
     killed_process = subprocess.run(
-        [sys.executable, "-c", DYING, str(writes), *make_segment_command(path)], capture_output=True
+        [sys.executable, "-c", DYING, str(writes), *studies.make_segment_command(path, ROUNDS)], capture_output=True
     )
     assert killed_process.returncode == -signal.SIGKILL
-    assert next(file.name for file in list_temporary_files(path)).startswith(".rounds.zip.")
+    assert next(file.name for file in studies.list_temporary_files(path)).startswith(".rounds.zip.")
     assert resume_segment(plan) == (ROUNDS, [])
     assert studies.hash_results(path) == expected
 

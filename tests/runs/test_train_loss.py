@@ -31,10 +31,8 @@ def score_by_hand(run: Run, model: Any, client: int) -> tuple[int, int, float]:
     """Compute the score with plain PyTorch on the stored images in [0, 1], with `mean` and `std`."""
     indices = torch.as_tensor(run.clients.train[client])
     x, y = (run.clients.x[indices] - 0.4) / 0.3, run.clients.y[indices]
-    network = run.algorithm.net._build()
-    network.load_state_dict(model)
     with torch.no_grad():
-        logits = network.eval()(x)
+        logits = studies.build_network(run, model)(x)
     return int((logits.argmax(-1) == y).sum()), len(indices), float(F.cross_entropy(logits, y))
 
 

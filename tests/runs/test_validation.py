@@ -1,7 +1,6 @@
 """Accuracies on the validation samples of clients, and the best grid point by them."""
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,6 @@ import torch
 import torch.nn.functional as F
 
 from fedpipe.core.storage import files, layout
-from fedpipe.planning import planner
 from fedpipe.report import tables
 from fedpipe.report.data import StudyData
 from tests import small_studies as studies
@@ -55,11 +53,9 @@ def test_validation_scores_match_plain_pytorch(stack: int) -> None:
     )
     assert personal.keys() == global_scores.keys()
     for (number, client), score in personal.items():
-        network = run.algorithm.net._build()
-        network.load_state_dict(run.load_server_state(number)["model"])
         x, y = run.clients.gather_samples(run.clients.validation[client])
         with torch.no_grad():
-            logits = network.eval()(x)
+            logits = studies.build_network(run, run.load_server_state(number)["model"])(x)
         expected = (int((logits.argmax(-1) == y).sum()), len(y))
         loss = float(F.cross_entropy(logits, y)) if len(y) else 0.0
         for measured_score in (score, global_scores[number, client]):
@@ -91,12 +87,3 @@ def test_best_on_validation_changes_best_grid_point_and_caption() -> None:
     caption = tables.build_table_caption(by_test)
     assert "test samples" in caption
     assert "validation samples" not in caption
-
-
-def test_written_plan_keeps_best_on() -> None:
-    grid = {"grid": {"federation.learning_rate": [0.01, 0.1]}}
-    report = {"best_over": ["federation.learning_rate"], "best_on": "validation"}
-    studies.write(make_settings(study=grid, report=report), Path())
-    plan = planner.make_plan()
-    planner.write_plan(plan)
-    assert planner.Plan.read(plan.study_files.plan).report.best_on == "validation"

@@ -12,10 +12,12 @@ from fedpipe.core.errors import SettingsError
 from fedpipe.planning import planner
 from fedpipe.settings.tune import Range, Tune
 from tests import small_studies as studies
+from tests.errors import rejects
 
 pytestmark = pytest.mark.usefixtures("in_empty_folder")
 
-OVER = {"federation.learning_rate": {"log": [0.01, 1]}, "algorithms.fedprox.mu": {"log": [0.01, 1]}}
+RATE, MU = "federation.learning_rate", "algorithms.fedprox.mu"
+OVER = {RATE: {"log": [0.01, 1]}, MU: {"log": [0.01, 1]}}
 TUNE = {"over": OVER, "draws": 4, "rungs": [1, 2], "by": "personal-on-validation", "seeds": [100]}
 
 
@@ -84,89 +86,65 @@ def test_smallest_and_largest_number_of_choice_are_near_bound(
 
 
 @pytest.mark.parametrize(
-    ("tune", "message"),
+    ("tune", "outline"),
     [
-        ({"by": "personal-on-local"}, r"^tune\.by: 'personal-on-local' can't be used\. Use 'global-on-validation', "),
-        ({"by": "trained-on-train"}, r"^tune\.by: 'trained-on-train' "),
-        ({"seeds": [1, 0]}, r"^tune\.seeds: 0 is also in study\.seeds.* such as 2\."),
-        ({"seeds": []}, r"^tune\.seeds: \[\] "),
-        ({"rungs": [2, 1]}, r"^tune\.rungs: 1 follows 2"),
-        ({"rungs": [1, 1]}, r"^tune\.rungs: 1 follows 1"),
-        ({"rungs": [1, 2, 3]}, r"^tune: 4 draws can't be used with 3 rungs, .* round 3\. Use at least 10 draws"),
-        ({"rungs": [1, 5]}, r"^tune\.rungs: 5 is more than federation\.rounds \(4\)"),
-        ({"draws": 1}, r"^tune\.draws: 1 "),
-        ({"sampler": "random"}, r"^tune\.sampler: 'random' "),
-        ({"sampler": "tpe", "rungs": [2]}, r"^tune: sampler tpe can't be used with rungs \[2\], .* at least two rungs"),
-        ({"sampler": "tpe", "draws": 2}, r"^tune: 2 draws can't be used with sampler tpe and 2 rungs, "),
+        ({"by": "personal-on-local"}, "tune.by: 'personal-on-local' can't be used. Use 'global-on-validation', "),
+        ({"by": "trained-on-train"}, "tune.by: 'trained-on-train' "),
+        ({"seeds": [1, 0]}, "tune.seeds: 0 is also in study.seeds ... such as 2."),
+        ({"seeds": []}, "tune.seeds: [] "),
+        ({"rungs": [2, 1]}, "tune.rungs: 1 follows 2"),
+        ({"rungs": [1, 1]}, "tune.rungs: 1 follows 1"),
+        ({"rungs": [1, 2, 3]}, "tune: 4 draws can't be used with 3 rungs, ... round 3. Use at least 10 draws"),
+        ({"rungs": [1, 5]}, "tune.rungs: 5 is more than federation.rounds (4)"),
+        ({"draws": 1}, "tune.draws: 1 "),
+        ({"sampler": "random"}, "tune.sampler: 'random' "),
+        ({"sampler": "tpe", "rungs": [2]}, "tune: sampler tpe can't be used with rungs [2], ... at least two rungs"),
+        ({"sampler": "tpe", "draws": 2}, "tune: 2 draws can't be used with sampler tpe and 2 rungs, "),
         (
             {"sampler": "tpe", "over": {"federation.momentum": {"linear": [0, 1.0]}}},
-            r"^federation\.momentum: .* \(with federation\.momentum: 1\.0, which tune\.over draws for fedavg\)",
+            "federation.momentum: ... (with federation.momentum: 1.0, which tune.over draws for fedavg)",
         ),
-        ({"drawz": 1}, r"^tune\.drawz: unknown key\. Did you mean 'draws'"),
-        ({"over": {}}, r"^tune\.over: \{\} "),
-        ({"over": {"mu": {"linear": [0, 1]}}}, r"^tune\.over: 'mu' .* algorithms\.fedprox\.mu"),
-        ({"over": {"algorithms.moon.mu": {"linear": [0, 1]}}}, r"^tune\.over: 'algorithms\.moon\.mu' .* 'moon'"),
-        ({"over": {"algorithms.fedprox": {"choice": [{}]}}}, r"^tune\.over: 'algorithms\.fedprox' .* as a whole"),
-        ({"over": {"algorithms.fedprox.title": {"choice": ["x"]}}}, r"^tune\.over: 'algorithms\.fedprox\.title'"),
-        ({"over": {"federation.rounds": {"linear": [1, 4]}}}, r"^tune\.over: 'federation\.rounds' .* tune\.rungs"),
-        ({"over": {"federation.clients": {"linear": [1, 4]}}}, r"^tune\.over: 'federation\.clients' "),
-        ({"over": {"partition.alpha": {"linear": [0.1, 1]}}}, r"^tune\.over: 'partition\.alpha' "),
-        ({"over": {"model": {"choice": [{"name": "mlp"}]}}}, r"^tune\.over: 'model' .* as a whole"),
+        ({"drawz": 1}, "tune.drawz: unknown key. Did you mean 'draws'"),
+        ({"over": {}}, "tune.over: {} "),
+        ({"over": {"mu": {"linear": [0, 1]}}}, "tune.over: 'mu' ... algorithms.fedprox.mu"),
+        ({"over": {"algorithms.moon.mu": {"linear": [0, 1]}}}, "tune.over: 'algorithms.moon.mu' ... 'moon'"),
+        ({"over": {"algorithms.fedprox": {"choice": [{}]}}}, "tune.over: 'algorithms.fedprox' ... as a whole"),
+        ({"over": {"algorithms.fedprox.title": {"choice": ["x"]}}}, "tune.over: 'algorithms.fedprox.title'"),
+        ({"over": {"federation.rounds": {"linear": [1, 4]}}}, "tune.over: 'federation.rounds' ... tune.rungs"),
+        ({"over": {"federation.clients": {"linear": [1, 4]}}}, "tune.over: 'federation.clients' "),
+        ({"over": {"partition.alpha": {"linear": [0.1, 1]}}}, "tune.over: 'partition.alpha' "),
+        ({"over": {"model": {"choice": [{"name": "mlp"}]}}}, "tune.over: 'model' ... as a whole"),
         (
             {"over": {"federation.learnin_rate": {"linear": [0.1, 1]}}},
-            r"^federation\.learnin_rate: unknown key\. Did you mean 'learning_rate'\? \(with federation\.learnin_rate",
+            "federation.learnin_rate: unknown key. Did you mean 'learning_rate'? (with federation.learnin_rate",
         ),
         (
             {"over": {"federation.momentum": {"linear": [0.5, 1.5]}}},
-            r"federation\.momentum: .* \(with federation\.momentum: .*, which tune\.over draws for fedavg\)",
+            "federation.momentum: ... (with federation.momentum: ... which tune.over draws for fedavg)",
         ),
+        ({"over": {RATE: {"log": [-1, 1]}}}, f"tune.over.{RATE}.log: [-1, 1] ... -1 has no logarithm"),
+        ({"over": {RATE: {"linear": [1, 0.1]}}}, f"tune.over.{RATE}.linear: [1, 0.1] is not ascending"),
+        ({"over": {RATE: {"linear": [0, 1], "log": [0.1, 1]}}}, f"tune.over.{RATE}: it sets log and linear"),
+        ({"over": {RATE: {}}}, f"tune.over.{RATE}: it sets nothing"),
+        ({"over": {RATE: {"lin": [0, 1]}}}, f"tune.over.{RATE}.lin: unknown key. Did you mean 'linear'"),
         (
-            {"over": {"federation.learning_rate": {"log": [-1, 1]}}},
-            r"^tune\.over\.federation\.learning_rate\.log: \[-1, 1\] .* -1 has no logarithm",
+            {"over": {RATE: {"linear": [0, 1]}}},
+            f"tune.over.{RATE}.linear: [0, 1] has only integers ... Use [0.0, 1.0], or ",
         ),
-        (
-            {"over": {"federation.learning_rate": {"linear": [1, 0.1]}}},
-            r"^tune\.over\.federation\.learning_rate\.linear: \[1, 0\.1\] is not ascending",
-        ),
-        (
-            {"over": {"federation.learning_rate": {"linear": [0, 1], "log": [0.1, 1]}}},
-            r"^tune\.over\.federation\.learning_rate: it sets log and linear",
-        ),
-        ({"over": {"federation.learning_rate": {}}}, r"^tune\.over\.federation\.learning_rate: it sets nothing"),
-        (
-            {"over": {"federation.learning_rate": {"lin": [0, 1]}}},
-            r"tune\.over\.federation\.learning_rate\.lin: unknown key\. Did you mean 'linear'",
-        ),
-        (
-            {"over": {"federation.learning_rate": {"linear": [0, 1]}}},
-            r"^tune\.over\.federation\.learning_rate\.linear: \[0, 1\] has only integers.* Use \[0\.0, 1\.0\], or ",
-        ),
-        (
-            {"over": {"algorithms.fedprox.mu": {"log": [1, 10]}}},
-            r"^tune\.over\.algorithms\.fedprox\.mu\.log: \[1, 10\] ",
-        ),
-        (
-            {"over": {"federation.learning_rate": {"log": [math.nan, 1]}}},
-            r"^tune\.over\.federation\.learning_rate\.log\.0: nan can't be used\. Use a finite number\.$",
-        ),
-        (
-            {"over": {"federation.learning_rate": {"log": ["a", 1]}}},
-            r"^tune\.over\.federation\.learning_rate\.log\.0: 'a' can't be used\. Use a valid number\.$",
-        ),
+        ({"over": {MU: {"log": [1, 10]}}}, f"tune.over.{MU}.log: [1, 10] "),
+        ({"over": {RATE: {"log": [math.nan, 1]}}}, f"tune.over.{RATE}.log.0: nan can't be used. Use a finite number."),
+        ({"over": {RATE: {"log": ["a", 1]}}}, f"tune.over.{RATE}.log.0: 'a' can't be used. Use a valid number."),
         (
             {"over": OVER | {"federation": {"learning_rate": {"choice": [0.1]}}}},
-            r"^tune\.over: 'federation' is not a single key.* replace tune\.over as a whole",
+            "tune.over: 'federation' is not a single key ... replace tune.over as a whole",
         ),
-        (
-            {"over": {"federation.learning_rate": {"choice": [0.1, 0.1]}}},
-            r"^tune\.over\.federation\.learning_rate\.choice: '0\.1' is listed twice",
-        ),
+        ({"over": {RATE: {"choice": [0.1, 0.1]}}}, f"tune.over.{RATE}.choice: '0.1' is listed twice"),
     ],
 )
-def test_plan_rejects_invalid_tune_settings(tune: dict[str, Any], message: str) -> None:
-    with pytest.raises(SettingsError) as error:
+def test_plan_rejects_invalid_tune_settings(tune: dict[str, Any], outline: str) -> None:
+    with rejects(outline) as error:
         plan_study(tune)
-    assert re.search(message, str(error.value))
+    assert outline == str(error.value) or not outline.endswith("number."), "the message ends with its advice"
 
 
 def test_tpe_without_optuna_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -226,12 +226,8 @@ LATER = {
 
 
 @pytest.fixture(autouse=True)
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Work in an empty folder for own.py, and forget the module `own` of earlier tests."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "own", raising=False)
-    return tmp_path
+def project(own_module: Path) -> Path:
+    return own_module.parent
 
 
 def write_module(folder: Path, body: str, base: str = "FedAvg") -> None:

@@ -41,9 +41,7 @@ def run_study(label: str = "fedavg", execution: dict[str, Any] | None = None, **
 
 def build_network(run: Run, local: local_models.LocalModel) -> nn.Module:
     """Build a plain PyTorch network with a client's model."""
-    result: nn.Module = run.algorithm.net._build().to(next(iter(local.model.values())).dtype)
-    result.load_state_dict({**result.state_dict(), **local.model, **(local.buffers or {})})
-    return result.eval()
+    return studies.build_network(run, {**local.model, **(local.buffers or {})})
 
 
 def count_correct_predictions(run: Run, local: local_models.LocalModel) -> int:
@@ -224,8 +222,7 @@ def test_step_traces_match_manual_training(stack: int) -> None:
     run = run_study("cwfedavg", {"stack": stack}, algorithms={"cwfedavg": {"wdr": 3.0}}, federation={"local_epochs": 2})
     table = step_traces.compute_table(run, AT, {"clients": None})
     for client in run.participants(AT):
-        net = run.algorithm.net._build()
-        net.load_state_dict(load_received_model(run, client))
+        net = studies.build_network(run, load_received_model(run, client))
         share = run.clients.class_counts[client] / run.clients.class_counts[client].sum()
         optimizer = torch.optim.SGD(net.parameters(), lr=run.federation.learning_rate)
         expected = [compute_class_fractions(net)]
@@ -272,8 +269,7 @@ def test_gradient_norms_match_autograd_on_all_client_data() -> None:
     frame = gradients.compute_table(run, AT, {}).to_pandas()
     all_indices = np.concatenate(run.clients.train)
     for client in (-1, 3):
-        net = run.algorithm.net._build()
-        net.load_state_dict(run.load_server_state(AT)["model"])
+        net = studies.build_network(run, run.load_server_state(AT)["model"])
         x, y = run.clients.gather_samples(all_indices if client < 0 else run.clients.train[client])
         F.cross_entropy(net(x), y).backward()
         expected = [
@@ -326,12 +322,12 @@ def test_loss_surface_matches_loss_of_shifted_models() -> None:
     assert len(set(rows)) == 100
     x, y = run.clients.gather_samples(rows)
     for point in frame.to_dict("records"):
-        net = run.algorithm.net._build()
-        net.load_state_dict(
+        net = studies.build_network(
+            run,
             {
                 name: model[name] + point["x"] * first_direction[name] + point["y"] * second_direction[name]
                 for name in model
-            }
+            },
         )
         with torch.no_grad():
             assert point["loss"] == pytest.approx(float(F.cross_entropy(net(x), y)), rel=1e-5)
@@ -357,8 +353,7 @@ def test_features_table_contains_normalized_features_and_head_rows() -> None:
     dots, crosses = frame[frame["kind"] == "feature"], frame[frame["kind"] == "row"]
     assert (len(dots), len(crosses)) == (40, 10)
     assert crosses["class"].to_list() == list(range(10))
-    net = run.algorithm.net._build()
-    net.load_state_dict(run.load_server_state(AT)["model"])
+    net = studies.build_network(run, run.load_server_state(AT)["model"])
     assert set(dots["sample"]) <= set(run.clients.global_test)
     x, y = run.clients.gather_samples(dots["sample"].to_numpy(copy=True))
     assert dots["class"].to_list() == y.tolist()

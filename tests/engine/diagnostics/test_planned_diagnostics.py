@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from fedpipe.cli import app
 from fedpipe.core.components import code_digest
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import files
 from fedpipe.planning import planner
 from fedpipe.planning.plan import Plan
 from tests import small_studies as studies
+from tests.errors import rejects
+from tests.small_studies import run_command
 
 NORMS = {"kind": "head-norms", "rounds": [2]}
 
@@ -24,13 +24,7 @@ def plan_study(diagnostics: dict[str, Any], **sections: Any) -> planner.NewPlan:
     return planner.make_plan(Path("params.yaml"))
 
 
-def run_command(*arguments: str) -> None:
-    CliRunner().invoke(app.app, list(arguments), catch_exceptions=False)
-
-
-def test_diagnostic_key_depends_on_run_round_settings_and_code(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_diagnostic_key_depends_on_run_round_settings_and_code(monkeypatch: pytest.MonkeyPatch) -> None:
     base_plan = plan_study({"n": NORMS})
     assert {run.key for run in base_plan.runs} == {run.key for run in plan_study({}).runs}
     other_plans = [
@@ -163,9 +157,8 @@ def test_diagnostic_rejects_edited_damaged_or_missing_settings() -> None:
     ):
         assert edited_text != settings_text
         path.write_text(edited_text)
-        with pytest.raises(ArtifactError) as error:
+        with rejects(f"{path} {message}", ArtifactError):
             run_command("diagnostic", str(path))
-        assert str(error.value).startswith(f"{path} {message}")
     path.write_text(settings_text)
     with pytest.raises(ArtifactError, match="is missing"):
         run_command("diagnostic", str(path.with_name("head-norms-0123456789ab.yaml")))

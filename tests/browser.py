@@ -1,0 +1,85 @@
+"""A headless Chromium for tests of pages."""
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+class Browser:
+    """A headless Chromium, controlled by its debugging pipe."""
+
+    def __init__(self, profile):
+        command_end, write = os.pipe()
+        read, answer_end = os.pipe()
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", f"--user-data-dir={profile}"]
+        ends = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in (command_end, answer_end)]
+
+        def set_descriptors():  # the browser reads from 3 and writes to 4
+            for number, end in zip((3, 4), ends, strict=True):
+                os.dup2(end, number)
+
+        command = [BROWSER, *flags, "about:blank"]
+        self.process = subprocess.Popen(command, preexec_fn=set_descriptors, close_fds=False, stderr=subprocess.DEVNULL)
+        for end in (command_end, answer_end, *ends):
+            os.close(end)
+        self.reading, self.writing = os.fdopen(read, "rb"), os.fdopen(write, "wb")
+        self.rest, self.events, self.number, self.session = b"", [], 0, None
+        (target,) = [one for one in self("Target.getTargets")["targetInfos"] if one["type"] == "page"]
+        self.session = self("Target.attachToTarget", targetId=target["targetId"], flatten=True)["sessionId"]
+        for domain in ("Page", "Network", "Runtime", "Log"):
+            self(f"{domain}.enable")
+
+    def __call__(self, method, **parameters):
+        """Call a method and return its result. Add earlier events to ``events``."""
+        self.number += 1
+        message = {"id": self.number, "method": method, "params": parameters}
+        message |= {"sessionId": self.session} if self.session else {}
+        self.writing.write(json.dumps(message).encode() + b"\0")
+        self.writing.flush()
+        while True:
+            message = self.next()
+            if message.get("id") == self.number:
+                assert "error" not in message, message
+                return message["result"]
+            self.events.append(message)
+
+    def next(self):
+        while b"\0" not in self.rest:
+            part = self.reading.read1()
+            assert part, "the browser has ended"
+            self.rest += part
+        first, _, self.rest = self.rest.partition(b"\0")
+        return json.loads(first)
+
+    def open(self, path, width):
+        """Load a page at a width, and return all events until it is loaded."""
+        self("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=width < 500)
+        self.events = []
+        self("Page.navigate", url=path.as_uri())
+        while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
+            self.events.append(self.next())
+        return self.events
+
+    def evaluate(self, expression):
+        return self("Runtime.evaluate", expression=expression, returnByValue=True)["result"]["value"]
+
+    def close(self):
+        self.process.terminate()
+        self.process.wait()
+        self.reading.close()
+        self.writing.close()
+
+
+def list_problems(browser, path, width):
+    """Return the problems that a browser reports, and its requests except for the page."""
+    events = browser.open(path, width)
+    problems = [event for event in events if event.get("method") in {"Log.entryAdded", "Runtime.exceptionThrown"}]
+    problems += [event for event in events if event.get("method") == "Runtime.consoleAPICalled"]
+    requests = [
+        event["params"]["request"]["url"] for event in events if event.get("method") == "Network.requestWillBeSent"
+    ]
+    return problems, [url for url in requests if url != path.as_uri() and not url.startswith("data:")]
