@@ -111,6 +111,7 @@ def test_killed_search_resumes_with_same_winners(project: Project, execution: di
 @pytest.mark.slow
 def test_dvc_records_and_restores_search(project: Project) -> None:
     """First with draws of the Sobol sequence, and then with TPE, whose first draws are the same."""
+    project.run("rm", "-r", "studies")  # otherwise `fedpipe prune` plans all of them
     write_study(project)
     project.edit(study={"algorithms": ["fedavg"]}, tune={"over": {"federation.learning_rate": {"log": [0.01, 1]}}})
     project.run("dvc", "repro")
