@@ -1,4 +1,4 @@
-"""No command changes files of DVC's cache, no matter whether it uses copies, hard links or symbolic links."""
+"""No command changes files of DVC's cache, even if the files of the workspace are hard or symbolic links to them."""
 
 import hashlib
 import os
@@ -34,7 +34,7 @@ def count_links(folder: Path) -> int:
     return sum(path.is_symlink() or path.stat().st_nlink > 1 for path in files)
 
 
-@pytest.mark.parametrize("kind", ["copy", "hardlink", "symlink"])
+@pytest.mark.parametrize("kind", ["hardlink", "symlink"])
 def test_edited_study_does_not_change_dvc_cache(project: Project, kind: str) -> None:
     """Run the edited study with dvc, and with snakemake only."""
     if AS_USER and not shutil.which(AS_USER[0]):
@@ -48,7 +48,7 @@ def test_edited_study_does_not_change_dvc_cache(project: Project, kind: str) -> 
     project.commit("results")
     cache = project.folder / ".dvc/cache"
     for place in ("results/.provenance", "results/runs", "results/tables"):
-        assert bool(count_links(project.folder / place)) is (kind != "copy"), place
+        assert count_links(project.folder / place), place
     first = project.metrics()
 
     project.edit(algorithms={"fedprox": {"mu": 5.0}})
@@ -64,7 +64,6 @@ def test_edited_study_does_not_change_dvc_cache(project: Project, kind: str) -> 
     assert list_damaged_files(cache) == []
     assert "segment" not in count_jobs(project.run(*AS_USER, "dvc", "repro"))
     assert list_damaged_files(cache) == []
-    assert list_stages(project.run(*AS_USER, "dvc", "repro")) == ["plan"]
     project.run("git", "checkout", "-q", ".")
     project.run(*AS_USER, "dvc", "checkout", "-q")
     assert project.metrics() == second
@@ -86,7 +85,6 @@ def test_report_without_provenance_records_is_rebuilt(project: Project) -> None:
     """An interrupted `dvc pull` leaves no records. Runs need no record, because their paths contain the run key."""
     studies.write(studies.settings(rounds=1), project.folder)
     project.snakemake()
-    assert "Nothing to be done" in project.snakemake("-n", "all")
     for record in (project.folder / "results/.provenance").rglob("*"):
         record.unlink()
     project.edit(report={"average": "client"})
