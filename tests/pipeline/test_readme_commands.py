@@ -63,8 +63,6 @@ ELSEWHERE = {
 }
 
 
-EXPERIMENTS = "dvc exp show --only-changed --drop results"
-
 #: Pages whose commands are all run.
 FIRST_PAGES = ("README.md", "CONTRIBUTING.md", "docs/install.md", "docs/studies.md")
 
@@ -134,7 +132,7 @@ def test_readme_commands_run_in_order(clone: Project) -> None:
     assert "workspace − HEAD" in compared
     assert "| algorithm.mu" in compared
     assert "feddw" in clone.run("dvc", "metrics", "diff"), "the default is HEAD, as in docs/dvc.md"
-    experiments = typist.next(EXPERIMENTS)
+    experiments = typist.next("dvc exp show --only-changed --drop results")
     assert "algorithms.feddw.mu" in experiments
     assert "partition.alpha" not in experiments, "alpha did not change"
 
@@ -177,28 +175,6 @@ def test_readme_commands_run_in_order(clone: Project) -> None:
         printed = typist.next(line, line.replace("make", "make -n"))
         assert f"snakemake papers --config preset={preset} --profile workflow/profiles/local" in printed
     assert typist.is_done()
-
-
-@pytest.mark.slow
-def test_dvc_experiment_is_one_line_that_fits_terminal(project: Project) -> None:
-    """The experiment changes all methods of the shipped study."""
-    study = yaml.safe_load((ROOT / "params.yaml").read_text())
-    study["federation"]["rounds"], study["study"]["seeds"] = 1, [0]
-    studies.write(study, project.folder)
-    project.run("dvc", "repro")
-    project.commit("baseline")
-    project.run("dvc", "exp", "run", "-n", "alpha-1", "-S", "partition.alpha=1.0")
-    lines = project.run("env", "COLUMNS=160", *shlex.split(EXPERIMENTS)).splitlines()
-    assert max(map(len, lines)) <= 160
-    assert not [line for line in lines if "…" in line], "nothing is cut off"
-    (experiment,) = [line for line in lines if "[alpha-1]" in line]
-    (head,) = [line for line in lines if "Experiment" in line]
-    first, second, *methods, last = head.split()
-    assert (first, second, last) == ("Experiment", "Created", "partition.alpha")
-    # DVC hides a method whose accuracy is the same in both.
-    assert len(methods) > 4
-    assert set(methods) <= set(study["study"]["algorithms"])
-    assert experiment.split()[-1] == "1"
 
 
 @pytest.mark.slow
