@@ -108,7 +108,7 @@ def start_command(project: Project, *command: str) -> subprocess.Popen[str]:
 
 def test_concurrent_dvc_repro_and_killed_dvc_pull_damage_no_file(project: Project, tmp_path: Path) -> None:
     """At least one of two `dvc repro` succeeds. A second `dvc pull` completes a killed one."""
-    studies.write(studies.settings(rounds=1), project.folder)
+    studies.write(studies.settings(("scaffold",), 1), project.folder)  # clients have states
     project.commit()
     both = [start_command(project, "dvc", "repro") for _ in range(2)]
     printed = [process.communicate()[0] for process in both]
@@ -134,4 +134,5 @@ def test_concurrent_dvc_repro_and_killed_dvc_pull_damage_no_file(project: Projec
     assert list_damaged_files(clone.folder / ".dvc/cache") == []
     assert clone.hash_results() == project.hash_results()
     assert "Nothing to be done" in clone.run("snakemake", "-n", "all")
+    assert "Nothing to be done" in clone.run("snakemake", "--profile", "slurm", "-n", "all")
     assert list_stages(clone.run("dvc", "repro")) == ["plan"]
