@@ -1,5 +1,6 @@
 """Small studies for the tests: real digits, few rounds, and functions that compare results bit for bit."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -77,6 +78,16 @@ def finish_run(run: Run, rounds: int, keep_models: str | int = "all") -> None:
     """Run all rounds, and merge their files."""
     list(run.run_segment(rounds))
     collect.collect_rounds(run.files, rounds, keep_models)
+
+
+def compute_reference(params: dict[str, Any], folder: Path) -> dict[str, str]:
+    """Run a study's runs in a new folder and this process, without jobs. Return their hashes."""
+    folder.mkdir()
+    with contextlib.chdir(folder):
+        plan = prepare(params)
+        for planned_run, run in zip(plan.runs, open_runs(plan), strict=True):
+            finish_run(run, planned_run.rounds, plan.keep_models)
+    return hash_results(folder / "results/runs")
 
 
 def run_single_rounds(plan: NewPlan, rounds: int, size: int, **execution: Any) -> None:
