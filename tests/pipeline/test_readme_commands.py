@@ -146,8 +146,17 @@ def test_readme_commands_run_in_order(clone: Project) -> None:
     printed = typist.next("fedpipe run")
     assert printed.startswith("snakemake all --profile workflow/profiles/local --logger-fedpipe-progress\n")
     assert NOTHING in printed, "the results of DVC are reused"
+    base = [clone.folder / name for name in ("params.yaml", "results/tables/results.md")]
+    before = [path.read_text() for path in base]
+    option, derived = ("-S", "algorithms.feddw.mu=0.1,1.0"), "studies/params-feddw.mu=0.1+1.0.yaml"
     printed = typist.next("fedpipe run -S algorithms.feddw.mu=0.1,1.0")
+    assert f"snakemake all --config params={derived} --profile" in printed
     assert count_jobs(printed)["segment"] == 1, "mu = 1.0 was run before the edit"
+    assert [path.read_text() for path in base] == before, "the base study is unchanged"
+    shown = clone.run("fedpipe", "show", *option)
+    assert shown == clone.run("fedpipe", "show", "--params", derived)
+    assert len([line for line in shown.splitlines() if line.startswith("| FedDW")]) == 2
+    assert NOTHING in clone.run("fedpipe", "run", "-n", *option)
     assert "feddw" in typist.next("fedpipe list algorithms")
     assert "mu" in typist.next("fedpipe describe feddw")
     assert len(typist.next("fedpipe plan --dry-run").splitlines()) == 2

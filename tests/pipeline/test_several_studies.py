@@ -55,25 +55,6 @@ def test_second_study_shares_runs_and_does_not_change_main_study(project: Projec
 
 
 @pytest.mark.slow
-def test_derived_study_shares_runs_and_does_not_change_base_study(project: Project) -> None:
-    studies.write(studies.settings(("fedavg", "feddw"), 2), project.folder)
-    params = (project.folder / "params.yaml").read_text()
-    project.run("fedpipe", "run")
-    table = (project.folder / "results/tables/results.md").read_text()
-    option = ("-S", "algorithms.feddw.mu=0.5,10.0")
-    path = "studies/params-feddw.mu=0.5+10.0.yaml"
-    printed = project.run("fedpipe", "run", *option)
-    assert f"snakemake all --config params={path} --profile" in printed
-    assert count_jobs(printed)["segment"] == 2, "FedAvg's run is reused"
-    assert (project.folder / "params.yaml").read_text() == params
-    assert (project.folder / "results/tables/results.md").read_text() == table
-    shown = project.run("fedpipe", "show", *option)
-    assert shown == project.run("fedpipe", "show", "--params", path)
-    assert len([line for line in shown.splitlines() if line.startswith("| FedDW")]) == 2
-    assert NOTHING in project.run("fedpipe", "run", *option)
-
-
-@pytest.mark.slow
 def test_preset_has_its_own_table_and_shares_runs_with_study(project: Project) -> None:
     params = studies.settings(("fedavg", "fedprox"), 2, study={"seeds": [0, 1]})
     presets = {"smoke": {"study.seeds": [0], "study.algorithms": ["fedavg"]}, "short": {"federation.rounds": 1}}
