@@ -126,6 +126,9 @@ def test_code_edit_reruns_only_runs_that_depend_on_it(project: Project) -> None:
     for label, rounds in (("fedavg", [2, 3]), ("fedprox", [2, 2, 3])):
         segments = (project.folder / "results/runs" / label).glob("*/segments/*.json")
         assert sorted(path.name for path in segments) == [f"{number:04}.json" for number in rounds]
+    (log,) = (project.folder / "results/logs/segment").glob("fedavg-*-0003.log")
+    lines = [line.partition(": ")[2] for line in log.read_text().splitlines()]
+    assert lines[1:] == ["2 of 3 rounds are complete", "round 3 of 3"]
     assert project.run("fedpipe", "verify", "--rerun", "3").count("all bits agree") == 3
 
 

@@ -59,18 +59,6 @@ def test_slurm_profile_plans_in_fresh_clone(project: Project) -> None:
 
 
 @pytest.mark.slow
-def test_more_rounds_train_only_new_rounds(project: Project) -> None:
-    studies.write(studies.settings(rounds=2), project.folder)
-    project.snakemake("runs")
-    project.edit(federation={"rounds": 4})
-    assert count_jobs(project.snakemake("runs"))["segment"] == 1
-    logs = sorted((project.folder / "results/logs/segment").glob("*.log"))
-    assert [log.name[-8:] for log in logs] == ["0002.log", "0004.log"]
-    lines = [line.partition(": ")[2] for line in logs[1].read_text().splitlines()]
-    assert lines[1:] == ["2 of 4 rounds are complete", "round 3 of 4", "round 4 of 4"]
-
-
-@pytest.mark.slow
 def test_single_round_jobs_reuse_segments_and_have_equal_bits(project: Project) -> None:
     labels, rounds = ("scaffold", "fedala", "pfps_lwc"), 2  # states of the server and of clients, and no global model
     studies.write(studies.settings(labels, rounds), project.folder)
