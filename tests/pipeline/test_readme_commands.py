@@ -24,9 +24,6 @@ ELSEWHERE = {
     "make lint": ".ci/run",
     "snakemake --lint": ".ci/run",
     "pytest -q tests/report": ".ci/run",
-    "pytest -q tests/algorithms -k my_avg": (
-        "tests/cli/test_new_algorithm.py::test_new_algorithm_passes_contract_and_can_be_planned"
-    ),
     "pip install pre-commit && pre-commit install": (
         "tests/project/test_ci.py::test_hooks_accept_project_and_reject_bad_code"
     ),
@@ -198,7 +195,12 @@ def test_contributing_commands_run_in_order(clone: Project) -> None:
     typist = Typist(clone, "CONTRIBUTING.md")
 
     typist.next("make setup && source .venv/bin/activate", "make setup")
-    assert "my_avg" in typist.next("fedpipe new-algorithm my_avg")
+    printed = typist.next("fedpipe new-algorithm my_avg")
+    files = ("fedpipe/algorithms/my_avg.py", "tests/algorithms/test_my_avg.py")
+    assert all(name in printed for name in files)
+    assert "class MyAvg(FedAvg)" in (clone.folder / files[0]).read_text()
+    assert not [name for name in files if "emplate" in (clone.folder / name).read_text()]
+    assert " passed" in typist.next("pytest -q tests/algorithms -k my_avg")
     typist.next("make docs")
     assert "\n## my_avg\n" in (clone.folder / "docs/algorithms.md").read_text()
     assert "is stored" in typist.next("fedpipe download wine")
@@ -214,7 +216,7 @@ def test_contributing_commands_run_in_order(clone: Project) -> None:
     studies.write(params, clone.folder)
     assert "wine" in typist.next("fedpipe partition --preview")
     assert " passed" in typist.next("pytest -q tests/models -k two_nn")
-    typist.next("make docs")
+    typist.next("make docs", "make -n docs")  # the pages have all components since the first `make docs`
     assert typist.is_done()
 
     clone.run("fedpipe", "run")
