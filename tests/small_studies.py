@@ -1,5 +1,6 @@
 """Small studies for the tests: real digits, few rounds, and functions that compare results bit for bit."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -104,6 +105,14 @@ def finish_study(plan: Plan) -> list[Run]:
     for planned, run in zip(plan.runs, runs, strict=True):
         finish_run(run, planned.rounds, plan.keep_models)
     return runs
+
+
+def compute_reference(params: dict[str, Any], folder: Path) -> dict[str, str]:
+    """Run a study's runs in this process, without jobs. Return their hashes."""
+    folder.mkdir(exist_ok=True)
+    with contextlib.chdir(folder):
+        finish_study(prepare(params))
+    return hash_results(folder / "results/runs")
 
 
 def run_single_rounds(plan: NewPlan, rounds: int, size: int, **execution: Any) -> None:

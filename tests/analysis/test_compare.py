@@ -1,5 +1,7 @@
 """`fedpipe compare` on commits and DVC records of a small study."""
 
+import contextlib
+import io
 import math
 import os
 import re
@@ -16,6 +18,7 @@ from scipy import stats
 
 import fedpipe
 from fedpipe.analysis import compare as lineage
+from fedpipe.cli import app
 from fedpipe.report.statistics import compute_paired_difference
 from fedpipe.report.words import format_metric_label
 from tests import small_studies as studies
@@ -41,7 +44,15 @@ def run_command(folder: Path, *command: str, fails: bool = False) -> str:
 
 
 def compare(folder: Path, *names: str, fails: bool = False) -> str:
-    return run_command(folder, sys.executable, "-m", "fedpipe", "compare", *names, fails=fails)
+    """Run `fedpipe compare` in this process. Return its output, or its errors if it fails."""
+    output, errors = io.StringIO(), io.StringIO()
+    with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["fedpipe", "compare", *names])
+        patch.setattr(sys, "path", [*sys.path])
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors), pytest.raises(SystemExit) as end:
+            app.main()
+    assert bool(end.value.code) == fails, output.getvalue() + errors.getvalue()
+    return errors.getvalue() if fails else output.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +90,12 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def difference(history: Path) -> str:
+    """The output of `fedpipe compare v1 v2`."""
+    return compare(history, "v1", "v2")
+
+
 def read_cells(output: str, algorithm: str, protocol: str) -> list[str]:
     """Read the numbers of a row of the table."""
     start = rf"\| {re.escape(algorithm)} +\| {re.escape(format_metric_label(protocol))} "
@@ -95,26 +112,25 @@ def load_accuracies(folder: Path, algorithm: str, protocol: str) -> pd.Series:
 
 
 @pytest.mark.slow
-def test_compare_numbers_equal_results_of_each_commit(history: Path, tmp_path: Path) -> None:
+def test_compare_numbers_equal_results_of_each_commit(history: Path, difference: str, tmp_path: Path) -> None:
     """Compare with the results of each commit, which git and DVC restore in a clone."""
-    output = compare(history, "v1", "v2")
     results = {}
     for tag in ("v1", "v2"):
         shutil.copytree(history, tmp_path / tag, ignore=shutil.ignore_patterns("tmp"), symlinks=True)
         run_command(tmp_path / tag, "git", "checkout", "-qf", tag)
         run_command(tmp_path / tag, "dvc", "checkout", "-fq")
         results[tag] = load_accuracies(tmp_path / tag, "feddw", "personal-on-local")
-    baseline, changed, change = read_cells(output, "FedDW", "personal-on-local")
+    baseline, changed, change = read_cells(difference, "FedDW", "personal-on-local")
     assert baseline == f"{results['v1'].mean():.2f} ± {results['v1'].std():.2f}"
     assert changed == f"{results['v2'].mean():.2f} ± {results['v2'].std():.2f}"
     low, high = stats.ttest_rel(results["v2"], results["v1"]).confidence_interval(0.95)
     star = " *" if low > 0 or high < 0 else ""
     assert change == f"{(low + high) / 2:+.2f} ± {(high - low) / 2:.2f}{star}"
-    assert read_cells(output, "FedAvg", "personal-on-local")[2] == "same runs"
-    (setting,) = [line for line in output.splitlines() if "algorithm.mu" in line]
+    assert read_cells(difference, "FedAvg", "personal-on-local")[2] == "same runs"
+    (setting,) = [line for line in difference.splitlines() if "algorithm.mu" in line]
     assert [cell.strip() for cell in setting.strip("|").split("|")] == ["algorithm.mu", "FedDW", "0.1", "5.0"]
-    assert output.count("\n| ") == 2 + 4 + 1, "no other setting differs"
-    rows = [line for line in output.splitlines() if not line.startswith("| FedAvg")]
+    assert difference.count("\n| ") == 2 + 4 + 1, "no other setting differs"
+    rows = [line for line in difference.splitlines() if not line.startswith("| FedAvg")]
     changed_rows = compare(history, "v1", "v2", "--changed").splitlines()
     assert [line.split() for line in changed_rows] == [line.split() for line in rows], "only FedDW has different runs"
 
@@ -143,12 +159,13 @@ def test_compare_with_one_revision_uses_workspace_and_default_is_head(history: P
 
 
 @pytest.mark.slow
-def test_compare_reads_missing_files_from_dvc_cache_or_prints_error(history: Path, tmp_path: Path) -> None:
+def test_compare_reads_missing_files_from_dvc_cache_or_prints_error(
+    history: Path, difference: str, tmp_path: Path
+) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(history, folder, ignore=shutil.ignore_patterns("tmp"), symlinks=True)
-    output = compare(folder, "v1", "v2")
     shutil.rmtree(folder / "results")
-    assert compare(folder, "v1", "v2") == output
+    assert compare(folder, "v1", "v2") == difference
     assert "results/plan.json is missing" in compare(folder, "v1", fails=True)
     shutil.rmtree(folder / ".dvc/cache")
     assert re.search("of 'v1' is not .*`dvc fetch --all-commits`", compare(folder, "v1", "v2", fails=True))
@@ -163,11 +180,10 @@ def remove_from_cache(folder: Path, tag: str, *outs: str) -> None:
 
 
 @pytest.mark.slow
-def test_compare_reads_files_from_relative_dvc_remote(history: Path, tmp_path: Path) -> None:
+def test_compare_reads_files_from_relative_dvc_remote(history: Path, difference: str, tmp_path: Path) -> None:
     """The remote is the one of docs/dvc.md. A list of files in neither cache nor remote causes an error."""
     folder = tmp_path / "copy"
     shutil.copytree(history, folder, ignore=shutil.ignore_patterns("tmp"), symlinks=True)
-    output = compare(history, "v1", "v2")  # in another folder, because DVC caches the lists that it reads
     run_command(folder, "dvc", "remote", "add", "-d", "store", "../store")
     shutil.copytree(folder / ".dvc/cache", tmp_path / "store")  # because `dvc push` needs the remote in the commit
     remove_from_cache(folder, "v1", "results/runs/feddw", "results/runs/fedavg")
@@ -177,7 +193,7 @@ def test_compare_reads_files_from_relative_dvc_remote(history: Path, tmp_path: P
     (tmp_path / "away").rename(tmp_path / "store")
     shutil.rmtree(folder / ".dvc/cache")
     shutil.rmtree(folder / "results")
-    assert compare(folder, "v1", "v2") == output, "the remote is in this folder's configuration"
+    assert compare(folder, "v1", "v2") == difference, "the remote is in this folder's configuration"
 
 
 @pytest.mark.slow
@@ -225,7 +241,7 @@ def test_compare_works_in_subfolder_of_repository(history: Path, tmp_path: Path)
     shutil.copytree(history, folder, ignore=shutil.ignore_patterns(".git", "tmp"), symlinks=True)
     for command in (("init", "-q"), ("add", "-A"), ("commit", "-qm", "all of it")):
         run_command(folder.parent, "git", *command)
-    assert compare(folder) == compare(history)
+    assert run_command(folder, sys.executable, "-m", "fedpipe", "compare") == compare(history)
 
 
 @pytest.mark.slow
@@ -243,7 +259,7 @@ def test_compare_rejects_repository_of_other_user(history: Path, tmp_path: Path)
     shutil.copytree(history, folder, ignore=shutil.ignore_patterns("tmp"), symlinks=True)
     for path in (folder, folder / ".git"):
         os.chown(path, 65534, 65534)
-    error = compare(folder, "v1", "v2", fails=True)
+    error = run_command(folder, sys.executable, "-m", "fedpipe", "compare", "v1", "v2", fails=True)
     assert re.fullmatch(r"fedpipe: 'v1' .* is not owned by current user.*\n", error)
 
 

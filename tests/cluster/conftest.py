@@ -221,13 +221,9 @@ def reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def compute(params: dict) -> dict[str, str]:
         folder = tmp_path / "reference"
         folder.mkdir()
-        monkeypatch.chdir(folder)
-        monkeypatch.syspath_prepend(Path(__file__).parent)
         (folder / "hurry").touch()
-        new_plan = studies.prepare(params)
-        for planned, run in zip(new_plan.runs, studies.open_runs(new_plan), strict=True):
-            studies.finish_run(run, planned.rounds)
-        return studies.hash_results(folder / "results/runs")
+        monkeypatch.syspath_prepend(Path(__file__).parent)
+        return studies.compute_reference(params, folder)
 
     return compute
 

@@ -255,12 +255,13 @@ for file, old, new in zip(*[iter(sys.argv[1:])] * 3):
     print(code_digest.digest_shared_code().text)
     path.write_text(text)
 """
-#: Edits of the engine, its random streams and modules that it imports inside a function.
+#: Edits of the engine, its random streams, partition schemes and modules that it imports inside a function.
 NUMBER_EDITS = (
     ("fedpipe/engine/clients/optimizers.py", "alpha=-self.learning_rate", "alpha=-2 * self.learning_rate"),
     ("fedpipe/engine/checkpoint.py", "last = [round_number if client", "last = [-1 if client"),
     ("fedpipe/engine/blocks.py", "def restore_state(", "def restore_state(_=None, *, "),
     ("fedpipe/core/noise.py", "CHUNK = 2**14", "CHUNK = 2**13"),
+    ("fedpipe/data/partitions/base.py", "np.searchsorted(boundaries, np.arange(count)", "np.sort(np.arange(count)"),
 )
 #: Edits of texts, tables, plans and the command line.
 OTHER_EDITS = (

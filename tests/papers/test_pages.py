@@ -15,7 +15,7 @@ from fedpipe.papers.figures import SvgFigure
 from fedpipe.papers.pages import BuildInfo
 from fedpipe.report.contrasts import RunMean
 from fedpipe.report.figures import panels
-from tests.browser import BROWSER, Browser, list_problems  # noqa: F401 (tests/pipeline imports them from here)
+from tests.browser import list_problems
 
 PAGES = ("index", "feddw", "feddual", "pfps_lwc", "cwfedavg")
 ABOUT = BuildInfo("0123abc", "2026-11-22")

@@ -4,11 +4,12 @@ import json
 import os
 import re
 from collections import Counter
+from typing import Any
 
 import pytest
 
 from tests import small_studies as studies
-from tests.pipeline.conftest import TABLE, Project, count_jobs
+from tests.pipeline.conftest import TABLE, Project, count_jobs, list_stages
 
 pytestmark = pytest.mark.slow
 
@@ -27,6 +28,7 @@ class Near(FedProx):
         return helper.FACTOR * super().loss(client, batch)
 """
 HELPER = "FACTOR = 1.5\nUNUSED = 1\n"
+OPTIONAL = "try:\n    from local_settings import FACTOR\nexcept ImportError:\n    FACTOR = 1.5\n"
 
 
 def write_study(project: Project, rounds: int = 2, own: bool = True) -> None:
@@ -53,7 +55,7 @@ def read_keys(project: Project) -> dict[str, str]:
     return dict(listed)
 
 
-def list_changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
+def list_changed(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
     return {label for label in before if after[label] != before[label]}
 
 
@@ -90,6 +92,7 @@ def test_run_keys_depend_on_code_of_components(project: Project) -> None:
 
 def test_code_edit_reruns_only_runs_that_depend_on_it(project: Project) -> None:
     write_study(project)
+    (project.folder / "helper.py").write_text(OPTIONAL)
     assert count_segments(project.snakemake("runs")) == {"fedavg": 1, "fedprox": 1, "near": 1}
     bits = project.hash_results()
     replace(project, "fedpipe/algorithms/fedprox.py", "from __future__", "# a comment\nfrom __future__")
@@ -111,21 +114,31 @@ def test_code_edit_reruns_only_runs_that_depend_on_it(project: Project) -> None:
     replace(project, "helper.py", "FACTOR = 2.5", "FACTOR = 1.5")
     assert NOTHING in project.snakemake("runs")
 
+    # add a module that the custom module tries to import: no source file of the plan has changed
+    (project.folder / "local_settings.py").write_text("FACTOR = 2.5\n")
+    assert count_segments(project.snakemake("-n", "runs")) == {"near": 1}
+    (project.folder / "local_settings.py").unlink()
+
     # edit and add rounds: no run mixes two versions of an algorithm
     replace(project, "fedpipe/algorithms/fedprox.py", PULL, f"3 * {PULL}")
     project.edit(federation={"rounds": 3})
-    project.snakemake("runs")
+    project.snakemake(TABLE)
     for label, rounds in (("fedavg", [2, 3]), ("fedprox", [2, 2, 3])):
         segments = (project.folder / "results/runs" / label).glob("*/segments/*.json")
         assert sorted(path.name for path in segments) == [f"{number:04}.json" for number in rounds]
-    project.snakemake(TABLE)
+    (log,) = (project.folder / "results/logs/segment").glob("fedavg-*-0003.log")
+    lines = [line.partition(": ")[2] for line in log.read_text().splitlines()]
+    assert lines[1:] == ["2 of 3 rounds are complete", "round 3 of 3"]
     assert project.run("fedpipe", "verify", "--rerun", "3").count("all bits agree") == 3
 
 
 def test_readme_steps_for_new_algorithm_use_edited_code(project: Project) -> None:
-    """Create an algorithm, run it, edit it, and run it again with snakemake and `dvc repro`."""
+    """Run a new algorithm with snakemake and `dvc repro`, and edit it and a module that another method imports."""
     project.run("fedpipe", "new-algorithm", "my_avg")
-    params = studies.settings(("my_avg",), 2, federation={"learning_rate": 0.05})
+    params = studies.settings(("my_avg", "near"), 2, federation={"learning_rate": 0.05})
+    params["algorithms"]["near"] = {"algorithm": "own.Near", "mu": 0.5}
+    for name, text in (("own.py", OWN), ("helper.py", HELPER)):
+        (project.folder / name).write_text(text)
     studies.write(params, project.folder)
     project.commit()
     project.snakemake(TABLE)
@@ -134,44 +147,34 @@ def test_readme_steps_for_new_algorithm_use_edited_code(project: Project) -> Non
     replace(project, code, 'return {"model": uploads.mean("model")}', 'return {"model": uploads.mean("model") * 0.5}')
     project.snakemake(TABLE)
     second = project.metrics()
-    assert second != first
-    project.run("rm", "-r", "results/runs", "results/.provenance")
-    project.snakemake(TABLE)
-    assert project.metrics() == second, "a rerun after deletion has the same accuracy"
-    assert "Running stage 'train@my_avg'" in project.run("dvc", "repro")
+    assert list_changed(first, second) == {"my_avg"}
+    assert {"train@my_avg", "train@near"} <= set(list_stages(project.run("dvc", "repro")))
+
     replace(project, code, 'uploads.mean("model") * 0.5', 'uploads.with_equal_weights().mean("model")')
     printed = project.run("dvc", "repro")
     assert count_jobs(printed)["segment"] == 1
-    assert project.metrics() != second
+    assert [stage for stage in list_stages(printed) if "@" in stage] == ["train@my_avg"]
+    third = project.metrics()
+    assert list_changed(second, third) == {"my_avg"}
+
     replace(project, code, "from __future__", "# a comment\nfrom __future__")
+    replace(project, "helper.py", "UNUSED = 1", "UNUSED = 2")
     printed = project.run("dvc", "repro")
-    assert re.findall(r"^Running stage '([\w@]+)'", printed, flags=re.M) == ["plan"]
+    assert list_stages(printed) == ["plan"]
     assert not count_jobs(printed)
 
-
-def test_dvc_repro_reruns_method_after_edit_of_imported_module(project: Project) -> None:
-    write_study(project)
-    project.commit()
-    project.run("dvc", "repro")
-    first = project.metrics()
-    replace(project, "helper.py", "UNUSED = 1", "UNUSED = 2")
-    assert not count_jobs(project.run("dvc", "repro"))
     replace(project, "helper.py", "FACTOR = 1.5", "FACTOR = 25")
     printed = project.run("dvc", "repro")
     assert count_jobs(printed)["segment"] == 1
-    second = project.metrics()
-    assert {label for label in first if first[label] != second[label]} == {"near"}
-    assert re.findall(r"^Running stage 'train@(\w+)'", printed, flags=re.M) == ["near"]
+    assert [stage for stage in list_stages(printed) if "@" in stage] == ["train@near"]
+    assert list_changed(third, project.metrics()) == {"near"}
 
 
 def test_segment_rejects_code_that_changed_after_planning(project: Project) -> None:
     """The user edits code while jobs wait in a queue."""
     write_study(project, own=False)
-    project.run("fedpipe", "plan")
+    project.snakemake("partitions")
     plan = json.loads((project.folder / "results/plan.json").read_text())
-    for run in plan["runs"]:
-        project.run("fedpipe", "download", run["dataset"])
-        project.run("fedpipe", "partition", run["partition"])
     replace(project, "fedpipe/algorithms/fedprox.py", PULL, f"100 * {PULL}")
     for run in plan["runs"]:
         printed = project.run("fedpipe", "segment", run["path"], "--stop", "1", check=run["algorithm"] == "fedavg")
@@ -181,6 +184,8 @@ def test_segment_rejects_code_that_changed_after_planning(project: Project) -> N
 
 
 STEP = "alpha=-self.learning_rate"  #: part of the SGD step
+CUTS = 'return np.searchsorted(boundaries, np.arange(count), side="right")'  #: assigns samples to clients
+OTHER_CUTS = "return np.arange(count) % len(fractions)"
 
 
 def test_runs_resume_after_shared_code_edit_only_if_bits_are_equal(project: Project) -> None:
@@ -198,6 +203,7 @@ def test_runs_resume_after_shared_code_edit_only_if_bits_are_equal(project: Proj
     assert "2 of 2 runs come from other shared code" in table.read_text()
     verified = project.run("fedpipe", "verify")
     assert verified.count("all bits agree") == 2, "one round of each run"
+    assert verified.count("the same samples") == 1
     project.edit(federation={"rounds": 3})
     project.snakemake(TABLE)
     records = list((project.folder / "results/runs").glob("*/*/continued/0002-*.json"))
@@ -207,7 +213,7 @@ def test_runs_resume_after_shared_code_edit_only_if_bits_are_equal(project: Proj
         name for name in bits if "/rounds/" in name
     }
 
-    # a change of behavior: runs do not resume, and verify reports finished runs
+    # a change of behavior: runs do not resume, and verify reports finished runs and their partition
     before = project.hash_results()
     replace(
         project,
@@ -215,8 +221,11 @@ def test_runs_resume_after_shared_code_edit_only_if_bits_are_equal(project: Proj
         "alpha=-1 * self.learning_rate",
         "alpha=-2 * self.learning_rate",
     )
+    replace(project, "fedpipe/data/partitions/base.py", CUTS, OTHER_CUTS)
     verified = project.run("fedpipe", "verify", check=False)
+    replace(project, "fedpipe/data/partitions/base.py", OTHER_CUTS, CUTS)
     assert verified.count("bits differ in ") == 2
+    assert re.search("results/partitions/.*: .*other samples.* delete results/partitions/", verified)
     for grain in ({}, {"rounds_per_job": 1, "clients_per_job": 3}):
         project.edit(federation={"rounds": 4}, execution=grain)
         printed = project.snakemake("runs", check=False)
@@ -225,21 +234,6 @@ def test_runs_resume_after_shared_code_edit_only_if_bits_are_equal(project: Proj
     replace(project, "fedpipe/engine/clients/optimizers.py", "alpha=-2 * self.learning_rate", STEP)
     project.edit(execution={"rounds_per_job": None, "clients_per_job": None})
     assert count_jobs(project.snakemake("runs"))["segment"] == 2
-
-
-CUTS = 'return np.searchsorted(boundaries, np.arange(count), side="right")'  #: assigns samples to clients
-
-
-def test_verify_reports_partition_that_differs_after_code_edit(project: Project) -> None:
-    write_study(project, own=False)
-    project.snakemake(TABLE)
-    assert project.run("fedpipe", "verify").count("the same samples") == 1
-    replace(project, "fedpipe/data/partitions/base.py", CUTS, "return np.arange(count) % len(fractions)")
-    printed = project.snakemake(TABLE)
-    assert count_jobs(printed)["segment"] == 0
-    assert "2 of 2 runs come from other shared code" in printed
-    verified = project.run("fedpipe", "verify", check=False)
-    assert re.search("results/partitions/.*: .*other samples.* delete results/partitions/", verified)
 
 
 def test_package_module_imported_by_method_is_shared_code(project: Project) -> None:
@@ -254,20 +248,8 @@ def test_package_module_imported_by_method_is_shared_code(project: Project) -> N
     project.snakemake(TABLE)
     replace(project, "fedpipe/losses.py", "1.0", "0.0")
     assert "1 of 1 run comes from other shared code" in project.snakemake(TABLE)
-    assert "bits differ in " in project.run("fedpipe", "verify", check=False)
     project.edit(federation={"rounds": 3})
     assert "can't be resumed. The code that all runs share has changed" in project.snakemake("runs", check=False)
-
-
-def test_new_optional_module_reruns_method_that_imports_it(project: Project) -> None:
-    """No source file of the plan has changed."""
-    write_study(project)
-    optional = "try:\n    from local_settings import FACTOR\nexcept ImportError:\n    FACTOR = 1.5\n"
-    (project.folder / "helper.py").write_text(optional)
-    project.snakemake("runs")
-    assert NOTHING in project.snakemake("runs")
-    (project.folder / "local_settings.py").write_text("FACTOR = 2.5\n")
-    assert count_segments(project.snakemake("runs")) == {"near": 1}
 
 
 def test_plan_rejects_outdated_or_damaged_bytecode(project: Project) -> None:

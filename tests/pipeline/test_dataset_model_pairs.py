@@ -21,7 +21,7 @@ from fedpipe.data.datasets.base import PublishedDataset, PublishedTexts
 from fedpipe.data.sources.fetch import MIRROR_VARIABLE
 from fedpipe.settings import loader, parser
 from tests import small_studies as studies
-from tests.pipeline.conftest import Project
+from tests.pipeline.conftest import TABLE, Project
 
 SUBSET = 300
 
@@ -90,7 +90,7 @@ def test_dag_runs_one_round_for_each_dataset_and_model(
     )
     params["model"] = networks[0]  # the study has to be valid without the grid
     studies.write(params, project.folder)
-    project.snakemake()
+    project.snakemake(TABLE)
     metrics = project.metrics()["fedavg"]
     assert len(metrics) == len(datasets) * len(networks)
     for found in metrics.values():

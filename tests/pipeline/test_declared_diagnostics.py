@@ -26,7 +26,6 @@ def test_dag_computes_all_diagnostics_and_their_edit_trains_nothing(project: Pro
     assert found == {"head-norms", "locals", "gradients", "surface", "features"}
     assert all(pq.read_table(path).num_rows for path in diagnostics.rglob("*.parquet"))
     runs = studies.hash_results(project.folder / "results/runs")
-    assert not count_jobs(project.snakemake("all")), "nothing is left to do"
 
     project.edit(diagnostics={"flat": params["diagnostics"]["flat"] | {"points": 5}})
     done = count_jobs(project.snakemake("all"))

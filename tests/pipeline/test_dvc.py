@@ -1,4 +1,4 @@
-"""DVC stages that run Snakemake: reproduction, recording, and clones."""
+"""DVC stages that run Snakemake: reproduction and recording."""
 
 import shutil
 from pathlib import Path
@@ -9,8 +9,6 @@ import yaml
 
 from tests import small_studies as studies
 from tests.pipeline.conftest import Project, count_jobs, list_stages
-
-NOTHING = "Nothing to be done"
 
 
 @pytest.mark.parametrize(
@@ -36,62 +34,11 @@ def test_dvc_page_quotes_dvc_errors_for_invalid_methods(study: dict[str, Any], m
 
 
 @pytest.mark.slow
-def test_dvc_repro_records_results_and_reruns_only_edited_algorithm(project: Project, tmp_path: Path) -> None:
-    params = studies.settings(("fedavg", "fedprox", "scaffold"), 2)
-    params["algorithms"]["fedprox"] = {"mu": 0.1}
-    studies.write(params, project.folder)
-    project.commit()
-    printed = project.run("dvc", "repro")
-    assert count_jobs(printed)["segment"] == 3
-    untracked = project.run("git", "status", "--porcelain").splitlines()
-    assert untracked == ["?? dvc.lock", "?? results/keys/", "?? results/metrics.json", "?? results/plots/"]
-    project.commit("results")
-    assert list_stages(project.run("dvc", "repro")) == ["plan"]
-    assert NOTHING in project.snakemake("-n", "all")
-    first = project.metrics()
-
-    # dvc exp show has the accuracies as columns
-    header, *rows = project.run("dvc", "exp", "show", "--csv").splitlines()
-    columns = dict(zip(header.split(","), rows[0].split(","), strict=False))
-    assert float(columns["scaffold"]) == first["scaffold"]
-
-    # an edit of a hyperparameter of one algorithm reruns only this algorithm
-    project.edit(algorithms={"fedprox": {"mu": 5.0}})
-    printed = project.run("dvc", "repro")
-    assert count_jobs(printed)["segment"] == 1
-    assert "segment FedProx seed 0" in printed
-    ran = [line for line in printed.splitlines() if line.startswith("Running stage 'train@")]
-    assert ran == ["Running stage 'train@fedprox':"]
-    second = project.metrics()
-    assert second["fedavg"] == first["fedavg"]
-    assert second["scaffold"] == first["scaffold"]
-    project.commit("mu 5")
-
-    # a clone has nothing to do after a pull, and reruns all runs with another learning rate
-    remote, clone = tmp_path / "remote", Project(tmp_path / "elsewhere" / "clone")
-    project.run("dvc", "remote", "add", "-d", "store", str(remote))
-    project.commit("remote")
-    project.run("dvc", "push", "-q")
-    clone.folder.parent.mkdir()
-    project.run("git", "clone", "-q", str(project.folder), str(clone.folder))
-    clone.run("dvc", "pull", "-q")
-    assert NOTHING in clone.run("snakemake", "-n", "all")
-    assert NOTHING in clone.run("snakemake", "--profile", "slurm", "-n", "all")
-    assert list_stages(clone.run("dvc", "repro")) == ["plan"]
-    assert clone.hash_results() == project.hash_results()
-    clone.edit(federation={"learning_rate": 0.2})
-    assert count_jobs(clone.run("snakemake", "-n", "all"))["segment"] == 3
-
-
-@pytest.mark.slow
-def test_dvc_repro_records_study_with_grid_axes_and_presets(project: Project) -> None:
+def test_dvc_repro_records_grid_and_reruns_only_edited_algorithm(project: Project) -> None:
     """The matrix of stages reads study.algorithms, which is in the same section as the grid."""
     params = studies.settings(("fedavg", "fedprox"), 1)
-    params["algorithms"]["fedprox"] = {
-        "mu": 0.1,
-        "overrides": {"federation.rounds": 2},
-        "protocol": "personal-on-local",
-    }
+    fedprox = {"mu": 0.1, "overrides": {"federation.rounds": 2}, "protocol": "personal-on-local"}
+    params["algorithms"]["fedprox"] = fedprox
     params["study"]["grid"] = {"environment": {"mild/1": {"partition.alpha": 10.0}, "harsh": {"partition.alpha": 0.1}}}
     params["presets"] = {"smoke": {"study.grid": {}}}
     studies.write(params, project.folder)
@@ -99,5 +46,14 @@ def test_dvc_repro_records_study_with_grid_axes_and_presets(project: Project) ->
     printed = project.run("dvc", "repro")
     assert count_jobs(printed)["segment"] == 4
     assert {"train@fedavg", "train@fedprox"} <= set(list_stages(printed))
-    assert set(project.metrics()["fedprox"]) == {"environment=mild/1", "environment=harsh"}
+    untracked = project.run("git", "status", "--porcelain").splitlines()
+    assert untracked == ["?? dvc.lock", "?? results/keys/", "?? results/metrics.json", "?? results/plots/"]
+    first = project.metrics()
+    assert set(first["fedprox"]) == {"environment=mild/1", "environment=harsh"}
     assert list_stages(project.run("dvc", "repro")) == ["plan"]
+
+    project.edit(algorithms={"fedprox": fedprox | {"mu": 5.0}})
+    printed = project.run("dvc", "repro")
+    assert count_jobs(printed)["segment"] == 2
+    assert [stage for stage in list_stages(printed) if "@" in stage] == ["train@fedprox"]
+    assert project.metrics()["fedavg"] == first["fedavg"]

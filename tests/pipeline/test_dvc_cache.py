@@ -1,4 +1,4 @@
-"""No command changes files of DVC's cache, no matter whether it uses copies, hard links or symbolic links."""
+"""No command changes files of DVC's cache, even if the files of the workspace are hard or symbolic links to them."""
 
 import hashlib
 import os
@@ -34,7 +34,7 @@ def count_links(folder: Path) -> int:
     return sum(path.is_symlink() or path.stat().st_nlink > 1 for path in files)
 
 
-@pytest.mark.parametrize("kind", ["copy", "hardlink", "symlink"])
+@pytest.mark.parametrize("kind", ["hardlink", "symlink"])
 def test_edited_study_does_not_change_dvc_cache(project: Project, kind: str) -> None:
     """Run the edited study with dvc, and with snakemake only."""
     if AS_USER and not shutil.which(AS_USER[0]):
@@ -48,7 +48,7 @@ def test_edited_study_does_not_change_dvc_cache(project: Project, kind: str) -> 
     project.commit("results")
     cache = project.folder / ".dvc/cache"
     for place in ("results/.provenance", "results/runs", "results/tables"):
-        assert bool(count_links(project.folder / place)) is (kind != "copy"), place
+        assert count_links(project.folder / place), place
     first = project.metrics()
 
     project.edit(algorithms={"fedprox": {"mu": 5.0}})
@@ -64,7 +64,6 @@ def test_edited_study_does_not_change_dvc_cache(project: Project, kind: str) -> 
     assert list_damaged_files(cache) == []
     assert "segment" not in count_jobs(project.run(*AS_USER, "dvc", "repro"))
     assert list_damaged_files(cache) == []
-    assert list_stages(project.run(*AS_USER, "dvc", "repro")) == ["plan"]
     project.run("git", "checkout", "-q", ".")
     project.run(*AS_USER, "dvc", "checkout", "-q")
     assert project.metrics() == second
@@ -86,7 +85,6 @@ def test_report_without_provenance_records_is_rebuilt(project: Project) -> None:
     """An interrupted `dvc pull` leaves no records. Runs need no record, because their paths contain the run key."""
     studies.write(studies.settings(rounds=1), project.folder)
     project.snakemake()
-    assert "Nothing to be done" in project.snakemake("-n", "all")
     for record in (project.folder / "results/.provenance").rglob("*"):
         record.unlink()
     project.edit(report={"average": "client"})
@@ -110,7 +108,7 @@ def start_command(project: Project, *command: str) -> subprocess.Popen[str]:
 
 def test_concurrent_dvc_repro_and_killed_dvc_pull_damage_no_file(project: Project, tmp_path: Path) -> None:
     """At least one of two `dvc repro` succeeds. A second `dvc pull` completes a killed one."""
-    studies.write(studies.settings(rounds=1), project.folder)
+    studies.write(studies.settings(("scaffold",), 1), project.folder)  # clients have states
     project.commit()
     both = [start_command(project, "dvc", "repro") for _ in range(2)]
     printed = [process.communicate()[0] for process in both]
@@ -136,4 +134,5 @@ def test_concurrent_dvc_repro_and_killed_dvc_pull_damage_no_file(project: Projec
     assert list_damaged_files(clone.folder / ".dvc/cache") == []
     assert clone.hash_results() == project.hash_results()
     assert "Nothing to be done" in clone.run("snakemake", "-n", "all")
+    assert "Nothing to be done" in clone.run("snakemake", "--profile", "slurm", "-n", "all")
     assert list_stages(clone.run("dvc", "repro")) == ["plan"]

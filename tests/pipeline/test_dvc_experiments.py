@@ -52,19 +52,26 @@ def test_dvc_exp_show_of_shipped_study_fits_terminal(project: Project, monkeypat
     first = {name: 61.25 + index for index, name in enumerate(shipped["study"]["algorithms"])}
     record(project, first)
     project.commit()
-    (line,) = [line for line in commands("docs/dvc.md") if line.startswith("dvc exp show")]
-    for changes, metrics, message in (
-        ({"algorithms__feddw__mu": 0.1}, first | {"feddw": 12.34}, ["algorithms.feddw.mu", "feddw", "12.34"]),
-        ({"partition__alpha": 0.5}, {name: value + 3.5 for name, value in first.items()}, ["partition.alpha", *first]),
+    lines = [
+        line for page in ("README.md", "docs/dvc.md") for line in commands(page) if line.startswith("dvc exp show")
+    ]
+    assert len(lines) == 2
+    for changes, metrics in (
+        ({"algorithms__feddw__mu": 0.1}, first | {"feddw": 12.34}),
+        ({"partition__alpha": 0.5}, {name: value + 3.5 for name, value in first.items()}),
     ):
         record(project, metrics, **changes)
         project.run("dvc", "exp", "save", "-n", "tried")
-        shown = project.run("bash", "-c", line)
-        assert max(map(len, shown.splitlines())) <= WIDTH, shown
-        for expected in ("tried", *message, *(str(value) for name, value in metrics.items() if value != first[name])):
-            assert expected in shown, expected
-        assert "results" not in shown
-        assert "learning_rate" not in shown
+        changed = {name: metrics[name] for name in sorted(metrics) if metrics[name] != first[name]}
+        changed |= {name.replace("__", "."): value for name, value in changes.items()}
+        for line in lines:
+            shown = project.run("env", f"COLUMNS={WIDTH}", "bash", "-c", line).splitlines()
+            assert max(map(len, shown)) <= WIDTH, shown
+            assert not [row for row in shown if "…" in row], "nothing is cut off"
+            (head,) = (row for row in shown if "Experiment" in row)
+            assert head.split() == ["Experiment", "Created", *changed], "only what the experiment changed"
+            (experiment,) = (row for row in shown if "[tried]" in row)
+            assert experiment.split()[-len(changed) :] == [str(value) for value in changed.values()]
         project.run("dvc", "exp", "remove", "tried")
 
 

@@ -17,7 +17,8 @@ import yaml
 
 from tests import small_studies as studies
 from tests.analysis.conftest import finish
-from tests.papers.test_pages import BROWSER
+from tests.docs.page_blocks import blocks
+from tests.browser import BROWSER
 from tests.pipeline.conftest import Project, count_jobs, list_stages
 from tests.report.test_plots import count_pixels
 
@@ -306,3 +307,22 @@ def test_fedpipe_trace_and_verify_match_experiment(story: Story) -> None:
 def test_fedpipe_prune_keeps_files_that_commits_need(story: Story) -> None:
     assert "Nothing to remove." in get_output(story, "fedpipe prune")
     assert list_stages(get_output(story, "fedpipe prune")) == ["plan"]
+
+
+def test_experiment_transfers_to_other_clone(story: Story) -> None:
+    """Run the section "Fetch a colleague's experiment", with two clones of a bare repository and one DVC remote."""
+    sent, fetched = [block for block in blocks("docs/dvc.md") if block.section == "Fetch a colleague's experiment"]
+    project, folder = story.project, story.project.folder.parent
+    origin, clone = folder / "origin.git", Project(folder / "clone")
+    project.run("git", "init", "-q", "--bare", "-b", "main", str(origin))
+    project.run("git", "remote", "add", "origin", str(origin))
+    project.run("git", "push", "-q", "origin", "main~1:refs/heads/main")  # the commit from which the experiment started
+    project.run("bash", "-ec", sent.text)
+
+    project.run("git", "clone", "-q", str(origin), str(clone.folder))
+    printed = clone.run("bash", "-ec", fetched.text)
+    assert "workspace − louder" in printed
+    assert "| algorithm.mu" in printed
+    clone.run("dvc", "exp", "apply", "louder")
+    assert clone.metrics() == story.kept["louder"]
+    assert NOTHING in clone.run("fedpipe", "run", "-n")

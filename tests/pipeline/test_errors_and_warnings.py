@@ -7,7 +7,7 @@ import pytest
 from fedpipe.planning import planner
 from fedpipe.settings import parser
 from tests import small_studies as studies
-from tests.pipeline.conftest import LOCAL, Project, count_jobs
+from tests.pipeline.conftest import LOCAL, TABLE, Project, count_jobs
 from tests.small_studies import AS_USER
 
 WARNING = "fedpipe: warning: algorithms.cfl.after: 20 is not less than federation.rounds (1)"
@@ -71,7 +71,7 @@ def test_new_mirror_files_replace_generated_samples(project: Project, monkeypatc
 @pytest.mark.slow
 def test_snakemake_prints_plan_warnings_and_table_repeats_them(project: Project) -> None:
     studies.write(studies.settings(("fedper", "cfl"), 1, evaluation={"protocols": KEPT}), project.folder)
-    assert project.snakemake("all").count(WARNING) == 1
+    assert project.snakemake(TABLE).count(WARNING) == 1
     message = project.run("fedpipe", "show")
     assert f"Warning: {WARNING.removeprefix('fedpipe: warning: ')}" in message
     assert message.index("| FedPer") < message.index("Warning: ")
@@ -80,7 +80,7 @@ def test_snakemake_prints_plan_warnings_and_table_repeats_them(project: Project)
             f"{algorithm},{protocol},accuracy,sample,last,"
             in (project.folder / "results/tables/results.csv").read_text()
         )
-    again = project.snakemake("-n", "all")
+    again = project.snakemake("-n", TABLE)
     assert "Nothing to be done" in again
     assert WARNING not in again, "the plan is up to date"
 
@@ -92,13 +92,13 @@ def test_kept_protocols_have_equal_bits_in_segments_and_single_rounds(project: P
 
     params = studies.settings(("fedper",), 2, evaluation={"protocols": KEPT}, artifacts={"keep_models": "last"})
     studies.write(params | {"execution": {"rounds_per_job": 1, "clients_per_job": 2}}, project.folder)
-    ran = count_jobs(project.snakemake("all"))
+    ran = count_jobs(project.snakemake(TABLE))
     assert (ran["init"], ran["train"], ran["evaluate"]) == (1, 6, 2)
     project.run("fedpipe", "verify", "--rerun", "0")
     once = hash_runs()
     (run,) = (project.folder / "results/runs/fedper").iterdir()
     studies.delete_rounds(run)
     studies.write(params | {"artifacts": {"keep_models": "all"}}, project.folder)
-    project.snakemake("all")
+    project.snakemake(TABLE)
     assert "all bits agree" in project.run("fedpipe", "verify")
     assert once.items() <= hash_runs().items()

@@ -101,7 +101,7 @@ def test_demo_benchmark_writes_consistent_measurements(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGINT"])
-def test_jobs_end_with_snakemake_and_same_command_resumes(project: Project, how: str) -> None:
+def test_jobs_end_with_snakemake_and_same_command_resumes(project: Project, tmp_path: Path, how: str) -> None:
     studies.write(studies.settings(("fedavg", "scaffold"), 400), project.folder)
     with subprocess.Popen(
         ["snakemake", "runs", *LOCAL],
@@ -135,13 +135,18 @@ def test_jobs_end_with_snakemake_and_same_command_resumes(project: Project, how:
         if has_complete_round(run)
     }
     assert complete
-    project.edit(federation={"rounds": max(complete.values()) + 1})
+    total = max(complete.values()) + 1
+    params = studies.settings(("fedavg", "scaffold"), total)
+    studies.write(params, project.folder)
     if how == "SIGKILL":
+        assert "--unlock" in project.snakemake("runs", check=False)
         project.snakemake("runs", "--unlock")
     project.snakemake("runs")
     for run, rounds in complete.items():
-        (log,) = project.folder.glob(f"results/logs/segment/{run.parent.name}-*-{max(complete.values()) + 1:04d}.log")
-        assert f"{rounds} of {max(complete.values()) + 1} rounds are complete" in log.read_text()
+        (log,) = project.folder.glob(f"results/logs/segment/{run.parent.name}-*-{total:04d}.log")
+        assert f"{rounds} of {total} rounds are complete" in log.read_text()
+    expected = studies.compute_reference(params, tmp_path / "reference")
+    assert studies.hash_results(project.folder / "results/runs") == expected
 
 
 @pytest.mark.slow

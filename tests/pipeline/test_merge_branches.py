@@ -41,4 +41,3 @@ def test_dvc_page_steps_merge_two_branches_with_results(project: Project) -> Non
     assert project.metrics() == {name: louder[name] for name in ("fedavg", "feddw")}
     assert "fedprox" not in project.run("git", "ls-files", "results")
     assert list_stages(project.run("dvc", "repro")) == ["plan"]
-    assert "Nothing to be done" in project.snakemake("-n", "all")

@@ -24,9 +24,6 @@ ELSEWHERE = {
     "make lint": ".ci/run",
     "snakemake --lint": ".ci/run",
     "pytest -q tests/report": ".ci/run",
-    "pytest -q tests/algorithms -k my_avg": (
-        "tests/cli/test_new_algorithm.py::test_new_algorithm_passes_contract_and_can_be_planned"
-    ),
     "pip install pre-commit && pre-commit install": (
         "tests/project/test_ci.py::test_hooks_accept_project_and_reject_bad_code"
     ),
@@ -62,8 +59,6 @@ ELSEWHERE = {
     "pip install --no-deps --no-build-isolation -e . && touch .venv/bin/.installed": INSTALLATION,
 }
 
-
-EXPERIMENTS = "dvc exp show --only-changed --drop results"
 
 #: Pages whose commands are all run.
 FIRST_PAGES = ("README.md", "CONTRIBUTING.md", "docs/install.md", "docs/studies.md")
@@ -122,7 +117,6 @@ def test_readme_commands_run_in_order(clone: Project) -> None:
     assert "train@fedavg" in printed
     assert "segment" not in count_jobs(printed), "DVC records the results of the demo"
     assert (clone.metrics(), clone.hash_results()) == first
-    assert list_stages(clone.run("dvc", "repro")) == ["plan"]
     typist.next("git add . && git commit -m baseline")
     small["algorithms"]["feddw"] = {"mu": 10.0}
     studies.write(small, clone.folder)
@@ -134,7 +128,7 @@ def test_readme_commands_run_in_order(clone: Project) -> None:
     assert "workspace − HEAD" in compared
     assert "| algorithm.mu" in compared
     assert "feddw" in clone.run("dvc", "metrics", "diff"), "the default is HEAD, as in docs/dvc.md"
-    experiments = typist.next(EXPERIMENTS)
+    experiments = typist.next("dvc exp show --only-changed --drop results")
     assert "algorithms.feddw.mu" in experiments
     assert "partition.alpha" not in experiments, "alpha did not change"
 
@@ -148,8 +142,17 @@ def test_readme_commands_run_in_order(clone: Project) -> None:
     printed = typist.next("fedpipe run")
     assert printed.startswith("snakemake all --profile workflow/profiles/local --logger-fedpipe-progress\n")
     assert NOTHING in printed, "the results of DVC are reused"
+    base = [clone.folder / name for name in ("params.yaml", "results/tables/results.md")]
+    before = [path.read_text() for path in base]
+    option, derived = ("-S", "algorithms.feddw.mu=0.1,1.0"), "studies/params-feddw.mu=0.1+1.0.yaml"
     printed = typist.next("fedpipe run -S algorithms.feddw.mu=0.1,1.0")
+    assert f"snakemake all --config params={derived} --profile" in printed
     assert count_jobs(printed)["segment"] == 1, "mu = 1.0 was run before the edit"
+    assert [path.read_text() for path in base] == before, "the base study is unchanged"
+    shown = clone.run("fedpipe", "show", *option)
+    assert shown == clone.run("fedpipe", "show", "--params", derived)
+    assert len([line for line in shown.splitlines() if line.startswith("| FedDW")]) == 2
+    assert NOTHING in clone.run("fedpipe", "run", "-n", *option)
     assert "feddw" in typist.next("fedpipe list algorithms")
     assert "mu" in typist.next("fedpipe describe feddw")
     assert len(typist.next("fedpipe plan --dry-run").splitlines()) == 2
@@ -180,28 +183,6 @@ def test_readme_commands_run_in_order(clone: Project) -> None:
 
 
 @pytest.mark.slow
-def test_dvc_experiment_is_one_line_that_fits_terminal(project: Project) -> None:
-    """The experiment changes all methods of the shipped study."""
-    study = yaml.safe_load((ROOT / "params.yaml").read_text())
-    study["federation"]["rounds"], study["study"]["seeds"] = 1, [0]
-    studies.write(study, project.folder)
-    project.run("dvc", "repro")
-    project.commit("baseline")
-    project.run("dvc", "exp", "run", "-n", "alpha-1", "-S", "partition.alpha=1.0")
-    lines = project.run("env", "COLUMNS=160", *shlex.split(EXPERIMENTS)).splitlines()
-    assert max(map(len, lines)) <= 160
-    assert not [line for line in lines if "…" in line], "nothing is cut off"
-    (experiment,) = [line for line in lines if "[alpha-1]" in line]
-    (head,) = [line for line in lines if "Experiment" in line]
-    first, second, *methods, last = head.split()
-    assert (first, second, last) == ("Experiment", "Created", "partition.alpha")
-    # DVC hides a method whose accuracy is the same in both.
-    assert len(methods) > 4
-    assert set(methods) <= set(study["study"]["algorithms"])
-    assert experiment.split()[-1] == "1"
-
-
-@pytest.mark.slow
 def test_contributing_commands_run_in_order(clone: Project) -> None:
     for block in blocks("CONTRIBUTING.md"):
         if block.language == "python":
@@ -214,7 +195,12 @@ def test_contributing_commands_run_in_order(clone: Project) -> None:
     typist = Typist(clone, "CONTRIBUTING.md")
 
     typist.next("make setup && source .venv/bin/activate", "make setup")
-    assert "my_avg" in typist.next("fedpipe new-algorithm my_avg")
+    printed = typist.next("fedpipe new-algorithm my_avg")
+    files = ("fedpipe/algorithms/my_avg.py", "tests/algorithms/test_my_avg.py")
+    assert all(name in printed for name in files)
+    assert "class MyAvg(FedAvg)" in (clone.folder / files[0]).read_text()
+    assert not [name for name in files if "emplate" in (clone.folder / name).read_text()]
+    assert " passed" in typist.next("pytest -q tests/algorithms -k my_avg")
     typist.next("make docs")
     assert "\n## my_avg\n" in (clone.folder / "docs/algorithms.md").read_text()
     assert "is stored" in typist.next("fedpipe download wine")
@@ -230,7 +216,7 @@ def test_contributing_commands_run_in_order(clone: Project) -> None:
     studies.write(params, clone.folder)
     assert "wine" in typist.next("fedpipe partition --preview")
     assert " passed" in typist.next("pytest -q tests/models -k two_nn")
-    typist.next("make docs")
+    typist.next("make docs", "make -n docs")  # the pages have all components since the first `make docs`
     assert typist.is_done()
 
     clone.run("fedpipe", "run")

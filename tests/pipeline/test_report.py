@@ -10,7 +10,7 @@ from urllib.parse import unquote_to_bytes
 import pytest
 
 from tests import small_studies as studies
-from tests.papers.test_pages import BROWSER, Browser, list_problems
+from tests.browser import BROWSER, Browser, list_problems
 from tests.pipeline.conftest import Project
 
 pytestmark = pytest.mark.slow

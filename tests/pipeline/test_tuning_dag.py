@@ -30,20 +30,30 @@ def read_rungs(project: Project) -> list[dict[str, Any]]:
     return [json.loads((project.folder / path).read_text()) for path in RUNGS]
 
 
+def kill_search_after_first_rung(project: Project) -> None:
+    """Delete the runs of a search, run it again, and kill it when the first rung is ranked."""
+    project.run("rm", "-r", "results/runs", "results/tables", "results/.provenance", "results/plan.json")
+    with subprocess.Popen(["snakemake", "runs", *LOCAL], cwd=project.folder, env=ENVIRONMENT) as killed:
+        wait_until((project.folder / RUNGS[0]).exists, killed, f"{RUNGS[0]} existed")
+        killed.kill()
+    assert "tune: rung 2 of 2, 2 of 4 draws of each method until round 2" in project.run("fedpipe", "status")
+    assert "not complete" in project.run("fedpipe", "show", check=False)
+    project.snakemake("runs", "--unlock")
+
+
 @pytest.mark.slow
 def test_search_runs_from_draws_to_table(project: Project) -> None:
     write_study(project)
     bound = project.run("fedpipe", "plan", "--dry-run")
     assert "at most 8 runs with 12 rounds for the draws. Runs of the winners: 2" in bound
     # 8 draws, 2 of each method until the second rung, and the default settings and the winner of each method.
-    printed = project.snakemake()
+    printed = project.snakemake(TABLE)
     assert count_jobs(printed)["segment"] == 8 + 4 + 4
     assert printed.count("checkpoint rank:") == 2
     first, second = read_rungs(project)
     assert [len(found["selected"]) for found in first["searches"]] == [2, 2]
     assert [len(found["selected"]) for found in second["searches"]] == [1, 1]
-    assert NOTHING in project.snakemake()
-    assert NOTHING in project.run("snakemake", "--profile", "slurm", "-n", "all")
+    assert NOTHING in project.run("snakemake", "--profile", "slurm", "-n", TABLE)
     table = (project.folder / "results/tables/results.md").read_text()
     assert "| FedProx" in table
     assert "the best of 4 draws" in table
@@ -51,6 +61,11 @@ def test_search_runs_from_draws_to_table(project: Project) -> None:
     assert "the winners of 4 draws are known" in project.run("fedpipe", "status")
     assert "All verified" in project.run("fedpipe", "verify")
     hashes = project.hash_results()
+
+    kill_search_after_first_rung(project)
+    project.snakemake("runs")
+    assert read_rungs(project) == [first, second]
+    assert project.hash_results() == hashes
 
     project.run("rm", RUNGS[0])
     assert count_jobs(project.snakemake(TABLE))["segment"] == 0
@@ -62,16 +77,12 @@ def test_search_runs_from_draws_to_table(project: Project) -> None:
     project.edit(tune={"rungs": [1, 3]})
     segments = count_jobs(project.snakemake("runs"))["segment"]
     assert 4 <= segments <= 4 + 2, "the two best of each method for one more round, and maybe another winner"
-    project.edit(tune={"draws": 4, "rungs": [1, 2]})
-    assert count_jobs(project.snakemake("runs"))["segment"] == 0
-    assert [rung["searches"] for rung in read_rungs(project)] == [first["searches"], second["searches"]]
+    project.edit(tune={"draws": 4, "rungs": [1, 2]}, study={"seeds": [0, 1]})
+    assert count_jobs(project.snakemake("runs"))["segment"] == 4, "only default settings and winners with the new seed"
+    for before, rung in zip((first, second), read_rungs(project), strict=True):
+        for name in ("ranking", "selected"):
+            assert [found[name] for found in rung["searches"]] == [found[name] for found in before["searches"]]
     assert hashes.items() <= project.hash_results().items()
-
-    project.edit(study={"seeds": [0, 1]})
-    assert count_jobs(project.snakemake("runs"))["segment"] == 4, "default settings and winners with the new seed"
-    assert [found["selected"] for found in read_rungs(project)[1]["searches"]] == [
-        found["selected"] for found in second["searches"]
-    ]
 
     path = project.folder / "fedpipe/algorithms/fedprox.py"
     path.write_text(path.read_text().replace(" = 0.01", " = 0.02"))
@@ -80,37 +91,25 @@ def test_search_runs_from_draws_to_table(project: Project) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("execution", "sampler"),
-    [({}, "sobol"), ({"rounds_per_job": 1, "clients_per_job": 3}, "tpe")],
-    ids=["runs", "rounds"],
-)
-def test_killed_search_resumes_with_same_winners(project: Project, execution: dict[str, Any], sampler: str) -> None:
+def test_killed_search_resumes_with_same_winners(project: Project) -> None:
     """With TPE, 3 draws of each method enter the first rung. One of them continues, and a new one is added."""
-    tune = TUNE | {"sampler": sampler}
+    tune = TUNE | {"sampler": "tpe"}
     write_study(project, tune=tune)
     project.snakemake("runs")
     rungs, hashes = read_rungs(project), project.hash_results()
-    project.run("rm", "-r", "results/runs", "results/tables", "results/.provenance", "results/plan.json")
-    write_study(project, execution=execution, tune=tune)
-    with subprocess.Popen(["snakemake", "runs", *LOCAL], cwd=project.folder, env=ENVIRONMENT) as killed:
-        wait_until((project.folder / RUNGS[0]).exists, killed, f"{RUNGS[0]} existed")
-        killed.kill()
-    assert "tune: rung 2 of 2, 2 of 4 draws of each method until round 2" in project.run("fedpipe", "status")
-    assert "not complete" in project.run("fedpipe", "show", check=False)
-    project.snakemake("runs", "--unlock")
+    write_study(project, execution={"rounds_per_job": 1, "clients_per_job": 3}, tune=tune)
+    kill_search_after_first_rung(project)
     project.snakemake("runs")
     assert read_rungs(project) == rungs
     assert project.hash_results() == hashes
-    assert [len(found.get("new_draws", [])) for found in rungs[0]["searches"]] == (
-        [1, 1] if sampler == "tpe" else [0, 0]
-    )
+    assert [len(found["new_draws"]) for found in rungs[0]["searches"]] == [1, 1]
     assert NOTHING in project.snakemake("runs")
 
 
 @pytest.mark.slow
 def test_dvc_records_and_restores_search(project: Project) -> None:
     """First with draws of the Sobol sequence, and then with TPE, whose first draws are the same."""
+    project.run("rm", "-r", "studies")  # otherwise `fedpipe prune` plans all of them
     write_study(project)
     project.edit(study={"algorithms": ["fedavg"]}, tune={"over": {"federation.learning_rate": {"log": [0.01, 1]}}})
     project.run("dvc", "repro")
@@ -118,16 +117,11 @@ def test_dvc_records_and_restores_search(project: Project) -> None:
     assert "didn't change" in project.run("dvc", "repro")
     project.commit()
     assert "Nothing to remove" in project.run("fedpipe", "prune", "--yes")
-    before = hashes
-    for draws, first_batch in ((4, 3), (6, 4)):
-        project.edit(tune={"sampler": "tpe", "draws": draws})
-        project.run("dvc", "repro")
-        assert "didn't change" in project.run("dvc", "repro")
-        (result,) = read_rungs(project)[0]["searches"]
-        assert [new["draw"] for new in result["new_draws"]] == [*range(first_batch, draws)]
-        after = project.hash_results()
-        assert before.items() < after.items(), "an edit only adds files"
-        before = after
+    project.edit(tune={"sampler": "tpe", "draws": 6})
+    project.run("dvc", "repro")
+    (result,) = read_rungs(project)[0]["searches"]
+    assert [new["draw"] for new in result["new_draws"]] == [4, 5]
+    assert hashes.items() < project.hash_results().items(), "an edit only adds files"
     planned = (project.folder / "params.yaml").read_text()
     project.edit(study={"seeds": [0, 1]})
     pruned = project.run("fedpipe", "prune", check=False)
