@@ -17,8 +17,8 @@ import yaml
 
 from tests import small_studies as studies
 from tests.analysis.conftest import finish
-from tests.docs.page_blocks import blocks
 from tests.browser import BROWSER
+from tests.docs.page_blocks import blocks
 from tests.pipeline.conftest import Project, count_jobs, list_stages
 from tests.report.test_plots import count_pixels
 
