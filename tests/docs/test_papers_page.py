@@ -91,7 +91,7 @@ ORDERS = [
     ("(τ is 0.25 and 0.14)", "FedDW", "reduced", "Table I", "personal", "CIFAR-10"),
     ("τ is −0.25 and 0.50 on MNIST", "FedDW", "reduced", "Table I", "global", "MNIST"),
     (", and −0.33 and 0.00 on", "FedDW", "reduced", "Table I", "global", "CIFAR-10"),
-    ("(τ is 0.20 over 5 pairs)", "FedDUAL", "full", "Table 1", "global", "FMNIST"),
+    ("(τ is 0.06 over 17 pairs)", "FedDUAL", "full", "Table 1", "global", "FMNIST"),
     ("(τ is 0.71 over 7 pairs)", "FedDW", "full", "Table I", "personal", "CIFAR-10"),
     ("(τ is 0.07 over 15 pairs)", "FedDW", "full", "Table I", "global", "CIFAR-10"),
 ]
