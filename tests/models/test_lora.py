@@ -118,7 +118,7 @@ def test_lora_uses_pretrained_batch_norm_statistics() -> None:
         ),
         ({"lora": {"layers": []}}, "model.lora.layers: "),
         ({"lora": {"layers": ["qkv"], "rank": 0}}, "model.lora.rank: 0 "),
-        ({"lora": {"layer": ["qkv"]}}, "model.lora.layer: "),
+        ({"lora": {"layer": ["qkv"]}}, "model.lora.layer: unknown key. Did you mean 'layers'?"),
         ({"lora": {"rank": 4}}, "model.lora.layers: "),
     ],
 )

@@ -7,13 +7,14 @@ outside fedpipe by its dotted path, such as ``my_module.MyAlgorithm``.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import inspect
 import json
 import pkgutil
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, cast, get_args, get_type_hints
 
 from pydantic import ValidationError
 
@@ -31,6 +32,7 @@ from fedpipe.core.components.component import (
 from fedpipe.core.components.module_graph import COMPONENT_PACKAGES
 from fedpipe.core.errors import (
     EMPTY_MAPPING_ADVICE,
+    Location,
     SettingsError,
     format_validation_errors,
     reject_booleans_and_huge_numbers,
@@ -230,11 +232,17 @@ def build_component(
         component = get_type_adapter(cast(Hashable, component_class)).validate_python(dict(parameters))
         reject_booleans_and_huge_numbers(parameters, component)
     except ValidationError as error:
-        known_keys = [*other_keys, *(field.name for field in list_parameters(add_dw_parameter(kind, component_class)))]
-        raise SettingsError(
-            "\n".join(format_validation_errors(error, dict(parameters), key, lambda _: known_keys))
-        ) from None
+        list_keys = functools.partial(_list_known_keys, add_dw_parameter(kind, component_class), other_keys)
+        raise SettingsError("\n".join(format_validation_errors(error, dict(parameters), key, list_keys))) from None
     return component
+
+
+def _list_known_keys(section: Any, other_keys: Sequence[str], location: Location) -> list[str]:
+    """List the keys of a component's section, or of the section at a location in it, such as ``lora``."""
+    for part in location:
+        annotation = get_type_hints(section)[str(part)]
+        section = next(filter(dataclasses.is_dataclass, (annotation, *get_args(annotation))))
+    return [*(() if location else other_keys), *(field.name for field in list_parameters(section))]
 
 
 def add_dw_parameter(kind: ComponentKind, component: type[Component]) -> type[Component]:
