@@ -18,7 +18,6 @@ from fedpipe.algorithms.passes import Train
 from fedpipe.algorithms.scaffold import Scaffold
 from fedpipe.core.components import component, registry
 from fedpipe.core.errors import SettingsError
-from fedpipe.engine.stack.stack import StackExecutor
 from fedpipe.settings.federation import Federation, Schedule
 from fedpipe.settings.transforms import Transforms
 from fedpipe.testing.comparisons import ROUNDING
@@ -106,29 +105,6 @@ def test_constant_schedule_equals_no_schedule(make_trial, assert_same):
     flat = make_trial("fedavg", schedule={"name": "constant", "warmup": 0})
     assert flat.algorithm.bind_round(7, 0).federation is flat.algorithm.federation
     assert_same(get_states(flat.run(2)), get_states(make_trial("fedavg").run(2)))
-
-
-def test_recorded_steps_follow_learning_rate_schedule(make_trial, make_clients, assert_same):
-    """A recorded step contains its learning rate. If the rate does not change, it is not recorded again."""
-    counts = []
-
-    def record(advance, buffers):
-        counts.append(1)
-
-        def replay():
-            for buffer, value in zip(buffers, advance(*buffers), strict=True):
-                buffer.copy_(value)
-
-        return replay
-
-    settings = {"participation": 1.0, "schedule": {"name": "step", "step_size": 2, "gamma": 0.5}}
-    plain, recording = (make_trial("fedavg", width=3, **settings) for _ in range(2))
-    recording.executor = StackExecutor(recording.algorithm, recording.clients, 3, backend=record)
-    capture_counts = []
-    for _ in range(4):
-        assert_same(get_states(recording.run()), get_states(plain.run()))
-        capture_counts.append(len(counts))
-    assert capture_counts[0] == capture_counts[1] < capture_counts[2] == capture_counts[3] == 2 * capture_counts[0]
 
 
 # -- PyTorch's own loop ------------------------------------------------------------------------------------------------
