@@ -25,7 +25,7 @@ class Execution(Section):
     graphs: bool = Field(
         True,
         description="If true, a GPU records a stack's steps as CUDA graphs and replays them, with the same bits. This "
-        "trains small models up to ten times as fast, and can need twice the memory.",
+        "trains small models up to 13 times as fast, and can need twice the memory.",
     )
     callbacks: tuple[str, ...] = Field(
         (),

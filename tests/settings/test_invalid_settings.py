@@ -32,6 +32,20 @@ class Titled(FedAvg):
     title: str = ""
 
 
+@dataclass(frozen=True)
+class Part:
+    """A section of a custom algorithm."""
+
+    rate: float = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parted(FedAvg):
+    """An algorithm with a list of sections."""
+
+    parts: tuple[Part, ...] = ()
+
+
 #: Changes of the tests' study, and the outline of the only message, in which ` ... ` matches any words.
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     # sections and keys
@@ -68,6 +82,11 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"model": {"name": "cnn", "chanels": [1, 2]}}, "model.chanels: unknown key ... 'channels'"),
     ({"algorithms": {"fedavg": {}, "fedprox": {"muu": 1}}}, "algorithms.fedprox.muu: unknown key ... 'mu'"),
     ({"algorithms": {"fedavg": {"mu": 1}}}, "algorithms.fedavg.mu: unknown key ... overrides, protocol, title, dw"),
+    ({"algorithms": {"fedavg": {"dw": {"muu": 1}}}}, "algorithms.fedavg.dw.muu: unknown key ... 'mu'"),
+    (
+        {"algorithms": {"fedavg": {}, "own": {"algorithm": f"{__name__}.Parted", "parts": [{"rat": 1}]}}},
+        "algorithms.own.parts.0.rat: unknown key. Did you mean 'rate'?",
+    ),
     # types
     ({"federation.clients": "ten"}, "federation.clients: 'ten' ... integer"),
     *[

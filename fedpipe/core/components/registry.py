@@ -238,11 +238,15 @@ def build_component(
 
 
 def _list_known_keys(section: Any, other_keys: Sequence[str], location: Location) -> list[str]:
-    """List the keys of a component's section, or of the section at a location in it, such as ``lora``."""
-    for part in location:
-        annotation = get_type_hints(section)[str(part)]
-        section = next(filter(dataclasses.is_dataclass, (annotation, *get_args(annotation))))
-    return [*(() if location else other_keys), *(field.name for field in list_parameters(section))]
+    """List the keys of a component's section, or of the section at a location in it, such as ``lora``.
+
+    The list is empty if the section at the location is not a dataclass, which a custom component may have.
+    """
+    for part in (part for part in location if isinstance(part, str)):  # not the numbers of a list's entries
+        annotation = get_type_hints(section).get(part) if dataclasses.is_dataclass(section) else None
+        section = next(filter(dataclasses.is_dataclass, (annotation, *get_args(annotation))), None)
+    parameters = list_parameters(section) if section else ()
+    return [*(() if location else other_keys), *(field.name for field in parameters)]
 
 
 def add_dw_parameter(kind: ComponentKind, component: type[Component]) -> type[Component]:
