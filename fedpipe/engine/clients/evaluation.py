@@ -353,11 +353,12 @@ class ModelScorer:
         members = (owners[is_correct], targets[is_correct]), (owners, targets), (owners, predictions)
         counts = [np.bincount(owner * classes + ids, minlength=len(sizes) * classes) for owner, ids in members]
         counts_by_subset = torch.as_tensor(np.stack(counts, 1)).reshape(len(sizes), classes, 3).mT
+        metrics = self._settings.recorded_metrics
         return [
             Score.from_counts(
                 subset_counts,
                 float(subset_losses.sum()),
-                **compute_probability_metrics(self._settings.recorded_metrics, subset_logits, subset_labels),
+                **compute_probability_metrics(metrics, subset_logits, subset_labels),
             )
             for subset_counts, subset_losses, subset_logits, subset_labels in zip(
                 counts_by_subset,
