@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage import layout, packing
 from fedpipe.core.storage.archive import PackError
 from fedpipe.core.storage.files import read_json, read_parquet, write_json, write_parquet
-from fedpipe.core.storage.layout import RoundFiles, RunFiles
+from fedpipe.core.storage.layout import RunFiles
 from fedpipe.engine.checkpoint import prune_states
 
 #: Where the advice of an error about one file begins.
@@ -63,33 +63,32 @@ def collect_rounds(files: RunFiles, rounds: int, keep_models: str | int) -> None
 
 def merge_rounds(files: RunFiles, rounds: int) -> MergedRounds:
     """Merge the rounds 1 to ``rounds`` into one table per kind. Nothing is written."""
-    return _merge_round_files(files, range(1, rounds + 1))
-
-
-def _merge_round_files(files: RunFiles, numbers: range) -> MergedRounds:
     rows: list[dict[str, Any]] = []
     times: list[dict[str, Any]] = []
     made_by: list[dict[str, Any]] = []
-    for number in numbers:
+    metrics: list[pa.Table] = []
+    matrices: list[pa.Table] = []
+    for number in range(1, rounds + 1):
         round_files = files.get_round_files(number)
         round_state = read_json(round_files.complete_states_marker)
         rows.append({"round": number, **layout.summarize_participation(round_files, round_state)})
         times.append({"round": number, **read_json(round_files.times)})
         made_by += [maker for maker in round_state["made_by"] if maker not in made_by]
+        hashes = layout.read_round_digests(round_files, round_files.marker)
+        metrics += _read_tables(hashes, round_files.metrics, round_files.trained_accuracies)
+        matrices += _read_tables(hashes, round_files.matrices, round_files.exchanged_matrices)
     return MergedRounds(
-        _concat_round_tables(files, numbers, lambda round_files: [round_files.metrics, round_files.trained_accuracies]),
-        _concat_round_tables(
-            files, numbers, lambda round_files: [round_files.matrices, round_files.exchanged_matrices]
-        ),
+        _concat_tables(metrics),
+        _concat_tables(matrices),
         pa.table({name: [row.get(name) for row in rows] for name in dict.fromkeys(itertools.chain(*rows))}),
         {"rounds": times, "made_by": made_by},
     )
 
 
-def _concat_round_tables(files: RunFiles, numbers: range, select_paths: Callable[[RoundFiles], list[Path]]) -> pa.Table:
-    tables = []
-    for number in numbers:
-        round_files = files.get_round_files(number)
-        hashes = layout.read_round_digests(round_files, round_files.marker)
-        tables += [read_parquet(path, hashes[path.name]) for path in select_paths(round_files) if path.name in hashes]
+def _read_tables(hashes: Mapping[str, str], *paths: Path) -> list[pa.Table]:
+    """Read the tables that a round has."""
+    return [read_parquet(path, hashes[path.name]) for path in paths if path.name in hashes]
+
+
+def _concat_tables(tables: Sequence[pa.Table]) -> pa.Table:
     return pa.concat_tables(tables, promote_options="default") if tables else pa.table({})

@@ -112,7 +112,7 @@ def _find_unread_files(*components: Model | Algorithm) -> Iterator[Path]:
     }
     names = {path.name for path in paths}
     loaded_names = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    loaded_files = {Path(name).resolve() for name in loaded_names if name and Path(name).name in names}
+    loaded_files = {Path(name).resolve() for name in loaded_names if name and os.path.split(name)[1] in names}
     yield from (path for path in paths if path.suffix != ".py" or path not in loaded_files)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import io
+import os
 import re
 import zipfile
 import zlib
@@ -42,12 +43,14 @@ def get_pack_path(folder: Path) -> Path:
 
 def locate_pack_member(path: Path) -> tuple[Path, str]:
     """Get the pack that may contain a file, and its member name."""
-    return get_pack_path(path.parent.parent), f"{path.parent.name}/{path.name}"
+    folder, name = os.path.split(path)  # strings, because each read of a round's file comes here
+    parent, round_name = os.path.split(folder)
+    return Path(f"{parent}.zip"), f"{round_name}/{name}"
 
 
 def is_packable(path: Path) -> bool:
     """Whether a pack may contain this file."""
-    return bool(MEMBER_PATTERN.fullmatch(locate_pack_member(path)[1]))
+    return bool(MEMBER_PATTERN.fullmatch(f"{path.parent.name}/{path.name}"))
 
 
 def build_pack(files: Mapping[str, bytes]) -> bytes:
@@ -123,11 +126,11 @@ def read_pack_members(archive: Path, exclude: Collection[str] = ()) -> dict[str,
 
 def _open_pack(archive: Path) -> zipfile.ZipFile:
     stat = archive.stat()
-    return _open_pack_cached(archive, archive.absolute(), (stat.st_ino, stat.st_mtime_ns, stat.st_size))
+    return _open_pack_cached(archive, (stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size))
 
 
 @functools.lru_cache(maxsize=8)
-def _open_pack_cached(archive: Path, _: Path, stat: tuple[int, ...]) -> zipfile.ZipFile:
+def _open_pack_cached(archive: Path, stat: tuple[int, ...]) -> zipfile.ZipFile:
     """Open a pack and check its directory. Cached until the file changes."""
     try:
         zip_file = zipfile.ZipFile(archive)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
+import itertools
 import json
 import os
 import shutil
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 RESULTS = Path("results")
 RESTORE_ADVICE = "`dvc checkout` restores what DVC has recorded, and `fedpipe run` computes the rest"
-WRITE_ATTEMPTS = 5  #: attempts to write a file while other processes clean its folder
+WRITE_ATTEMPTS = 6  #: attempts to write a file, because its folder may be missing, or other processes clean it
 TENSOR_FILES = ("server.pt", "clients.pt")  #: files of a round that are memory-mapped, so packs do not contain them
 _T = TypeVar("_T")
 
@@ -51,9 +52,11 @@ def write_bytes(path: Path, data: bytes | memoryview) -> str:
     try:
         for attempt in range(WRITE_ATTEMPTS):
             try:
+                if attempt:
+                    path.parent.mkdir(parents=True, exist_ok=True)
                 _replace_file(path, data)
                 break
-            except FileNotFoundError:  # another process has just cleaned or packed the folder
+            except FileNotFoundError:  # a new folder, or another process has just cleaned or packed it
                 if attempt == WRITE_ATTEMPTS - 1:
                     raise
     except OSError as error:
@@ -62,12 +65,11 @@ def write_bytes(path: Path, data: bytes | memoryview) -> str:
 
 
 def _replace_file(path: Path, data: bytes | memoryview) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(data)
-        Path(temporary).chmod(0o666 & ~_get_umask())
+            os.fchmod(descriptor, 0o666 & ~_get_umask())
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
@@ -82,14 +84,21 @@ def reject_outside_links(path: Path) -> None:
     ArtifactError
         There is such a link.
     """
-    if path.parts[:1] != RESULTS.parts:
+    if path.parts[:1] != RESULTS.parts or not _has_link_or_dots(path):
         return
-    results = os.path.realpath(RESULTS)  # twice as fast as Path.resolve, which matters because each write checks this
+    results = os.path.realpath(RESULTS)
     if os.path.commonpath([results, os.path.realpath(path)]) != results:
         raise ArtifactError(
             f"{path} is outside {RESULTS}, because a link resolves it to {path.resolve()}. "
             "Delete the link, or replace it by the files."
         )
+
+
+def _has_link_or_dots(path: Path) -> bool:
+    """Whether a folder below ``results`` is a link or ``..``. This is fast, because each write checks it."""
+    folders = itertools.accumulate(path.parts, os.path.join)
+    next(folders)  # `results` may be a link
+    return ".." in path.parts or any(map(os.path.islink, folders))
 
 
 def remove_path(path: Path) -> None:
@@ -263,11 +272,11 @@ def read_hash_record(path: Path) -> Any:
         stat = path.stat()
     except OSError:
         return read_json(path)  # raises the error
-    return _read_record_cached(path, path.absolute(), (stat.st_ino, stat.st_mtime_ns, stat.st_size))
+    return _read_record_cached(path, (stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size))
 
 
 @functools.cache
-def _read_record_cached(path: Path, _: Path, stat: tuple[int, ...]) -> Any:
+def _read_record_cached(path: Path, stat: tuple[int, ...]) -> Any:
     return read_json(path)
 
 
