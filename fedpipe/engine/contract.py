@@ -153,7 +153,25 @@ def validate_metrics(algorithm: Algorithm, result: Mapping[str, Any]) -> dict[st
             f"{describe_hook(algorithm, 'metrics')} returned '{reserved_name}', which is already a column of every "
             "run. Use another name."
         )
+    for name, value in result.items():
+        if isinstance(value, Tensor) and value.numel() != 1:
+            raise SettingsError(
+                f"{describe_hook(algorithm, 'metrics')} returned '{name}' as {describe_tensor(value)}. Return one "
+                "number, such as its mean."
+            )
     return {name: float(value) for name, value in result.items()}
+
+
+def validate_matrices(algorithm: Algorithm, result: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Require that `matrices` returned tensors with rows and columns."""
+    for name, value in result.items():
+        if not isinstance(value, Tensor) or value.dim() != 2:
+            description = describe_tensor(value) if isinstance(value, Tensor) else describe_value(value)
+            raise SettingsError(
+                f"{describe_hook(algorithm, 'matrices')} returned '{name}' as {description}. Return a tensor of shape "
+                "(classes, classes)."
+            )
+    return dict(result)
 
 
 def validate_extra_models(algorithm: Algorithm, result: Mapping[str, Tensors]) -> dict[str, Tensors]:

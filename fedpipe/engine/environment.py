@@ -49,7 +49,7 @@ def describe_job_environment(executor: str, device: torch.device, threads: int) 
     """Describe the executor, device and cores of this process."""
     visible_gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     name = describe_versions(device)["device"]
-    description = f"{executor} executor on {name}, {threads} threads of {platform.node()}"
+    description = f"{executor} executor on {name}, {threads} thread{'s' * (threads > 1)} of {platform.node()}"
     if visible_gpus in ("", "-1"):
         return description
     missing_gpu = " is assigned, but PyTorch sees no GPU" if device.type == "cpu" else ""

@@ -76,7 +76,7 @@ class NewClients:
             self._trained_algorithm,
             self.clients,
             server,
-            self.make_download_function(self.algorithm, server),
+            self.make_download_function(self.algorithm.bind_round(round_number + 1, self.clients.seed), server),
             get_kept_state,
             round_number,
         ).metrics

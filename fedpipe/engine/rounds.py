@@ -12,7 +12,7 @@ import itertools
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -37,8 +37,13 @@ from fedpipe.engine.clients.load import get_data_paths, load_federated_data
 from fedpipe.engine.clients.loop import LoopExecutor
 from fedpipe.engine.environment import ComponentCode, describe_versions, remove_duplicates, select_device
 from fedpipe.engine.new_clients import NewClients
-from fedpipe.engine.server.device import choose_storage_device, create_tensors_on_device_of
-from fedpipe.engine.server.server import aggregate_uploads, make_download, make_initial_server_state
+from fedpipe.engine.server.device import choose_storage_device
+from fedpipe.engine.server.server import (
+    aggregate_uploads,
+    call_server_hooks,
+    make_download,
+    make_initial_server_state,
+)
 from fedpipe.engine.stack.graphs import make_cuda_graph_backend
 from fedpipe.engine.stack.stack import StackExecutor
 from fedpipe.engine.torch_env.trees import is_finite, make_contiguous, move_state
@@ -193,20 +198,23 @@ class Rounds:
         samples_round: int | None = None,
     ) -> ClientTask:
         """Make the task of a phase, which begins with the states of the previous round."""
-        server, get_positions = self.load_server_state(round_number - 1), self.clients.get_client_positions
-        send = functools.partial(make_download, self._bind_algorithm(round_number), server, get_positions)
-        get_kept_state = functools.partial(self.load_kept_state, round_number=round_number - 1)
         return ClientTask(
             phase,
             round_number,
             ids,
-            get_kept_state,
-            send,
+            functools.partial(self.load_kept_state, round_number=round_number - 1),
+            self._make_send(round_number),
             tests,
             participants,
             metrics=self.evaluation.recorded_metrics,
             samples_round=samples_round,
         )
+
+    def _make_send(self, round_number: int) -> Callable[[Sequence[int]], tuple[State, State]]:
+        """Make the function that makes the downloads of some clients in a round."""
+        server = self.load_server_state(round_number - 1)
+        algorithm, get_positions = self._bind_algorithm(round_number), self.clients.get_client_positions
+        return functools.partial(make_download, algorithm, server, get_positions)
 
     def write_initial_round(self) -> None:
         """Write round 0: the server's initial state."""
@@ -280,7 +288,7 @@ class Rounds:
             (entry["shared"], entry["device"]) != (environment["shared"], environment["device"]) for entry in made_by
         ):
             made_by.append(environment)  # blocks were made in another environment than the server's state
-        with create_tensors_on_device_of(server):
+        with call_server_hooks(self.algorithm, server):
             metric_values = contract.validate_metrics(self.algorithm, self.algorithm.metrics(server))
         self._code.require_unchanged(self.files.path)
         extra_entries = {"observed": metric_values, "made_by": made_by, "trained_on": dict(self.clients.data_checksums)}
@@ -350,9 +358,12 @@ class Rounds:
 
     def _write_exchanged_matrices(self, round_number: int, server: State, uploads: Uploads) -> dict[str, str]:
         """Write exchanged matrices, if any. Return the file's hash."""
-        with create_tensors_on_device_of(server):
-            matrices = {-1: self.algorithm.matrices(server)}
-            matrices |= {client: self.algorithm.matrices(upload) for client, _, upload in uploads}
+        states = {-1: server, **{client: upload for client, _, upload in uploads}}
+        with call_server_hooks(self.algorithm, server):
+            matrices = {
+                client: contract.validate_matrices(self.algorithm, self.algorithm.matrices(state))
+                for client, state in states.items()
+            }
         if not matrices[-1]:
             return {}
         path = self.files.get_round_files(round_number).exchanged_matrices
@@ -373,7 +384,7 @@ class Rounds:
                 self.algorithm,
                 self.clients,
                 server,
-                functools.partial(make_download, self.algorithm, server, self.clients.get_client_positions),
+                self._make_send(round_number + 1),
                 get_kept_state,
                 round_number,
                 next_participants=self.participants(round_number + 1),
@@ -417,8 +428,9 @@ class Rounds:
     ) -> dict[int, Mapping[Test, Score]]:
         """Score the initial models of clients on their samples of a round, each once per process."""
         cache = self._initial_score_caches[self.clients.select_round_samples(round_number)]
-        task = self.make_task("begin", 1, [client for client in ids if client not in cache], tests, None, round_number)
-        cache |= {outcome.client: outcome.scores for outcome in self.executor.run(task)}
+        if missing_ids := [client for client in ids if client not in cache]:
+            task = self.make_task("begin", 1, missing_ids, tests, None, round_number)
+            cache |= {outcome.client: outcome.scores for outcome in self.executor.run(task)}
         return {client: cache[client] for client in ids}
 
     def run_round(self, round_number: int) -> None:

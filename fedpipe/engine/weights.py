@@ -16,7 +16,7 @@ from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core import rng
 from fedpipe.engine import contract
 from fedpipe.engine.blocks import Block
-from fedpipe.engine.server.device import create_tensors_on_device_of
+from fedpipe.engine.server.server import call_server_hooks
 from fedpipe.settings.federation import Federation
 
 
@@ -46,7 +46,7 @@ def select_participants(
     """
     if type(algorithm).select_participants is not Algorithm.select_participants:
         server = load_server()
-        with torch.no_grad(), create_tensors_on_device_of(server), contract.explain_user_errors(algorithm):
+        with call_server_hooks(algorithm, server):
             participants = algorithm.select_participants(server, torch.tensor(sizes))
         if participants is not None:
             return contract.validate_participants(algorithm, participants)

@@ -267,9 +267,9 @@ class FunctionalNetwork:
         Names of all tensors of the body or the head, including buffers.
     norm_names
         Names of all tensors of normalization layers, at any depth.
-    random
+    has_dropout
         Whether the network has dropout, whose noise needs a key.
-    by_batch
+    has_batch_statistics
         Whether evaluation normalizes by a batch's own statistics, so that logits depend on the other samples of a
         batch.
     """

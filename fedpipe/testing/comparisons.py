@@ -44,7 +44,7 @@ def call_recording_hooks(trial: Trial) -> Tensors | None:
     algorithm, server = trial.algorithm, trial.server
     with create_tensors_on_device_of(server):
         contract.validate_extra_models(algorithm, algorithm.extra_models(server))
-        algorithm.matrices(server)
+        contract.validate_matrices(algorithm, algorithm.matrices(server))
         contract.validate_metrics(algorithm, algorithm.metrics(server))
         return algorithm.global_model(server)
 

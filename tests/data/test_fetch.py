@@ -1,6 +1,7 @@
 """Files from mirrors, the cache, and HTTP servers with and without faults."""
 
 import hashlib
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -100,6 +101,15 @@ def test_fetcher_downloads_file_once(server: Server, make_fetcher: MakeFetcher, 
     assert path == tmp_path / "cache" / NAME
     assert make_fetcher().fetch([server.file]) == [path]
     assert server.ranges == [None]
+
+
+def test_fetcher_shows_progress_in_terminal(
+    server: Server, make_fetcher: MakeFetcher, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    (path,) = make_fetcher().fetch([server.file])
+    assert path.read_bytes() == WHOLE
+    assert "file.gz: 100%" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("answer", ["breaks off", "stalls"])

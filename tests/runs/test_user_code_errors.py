@@ -48,6 +48,16 @@ MISTAKES = [
         *("extra_models(self, server)", "return {'global': server['model']}", 1),
         "12) returned 'global', which is already the model of a protocol",
     ),
+    (
+        *("metrics(self, server)", "return {'bias': server['model']['head.bias']}", 1),
+        "12) returned 'bias' as float32 of shape (10,). Return one number",
+    ),
+    ("metrics(self, server)", "return {'norm': server['modle']}", 1, "13): `return {'norm': server['modle']}` reads "),
+    ("global_model(self, server)", "return server['modle']", 1, "13): `return server['modle']` reads 'modle'"),
+    (
+        *("matrices(self, state)", "return {'bias': state['model']['head.bias']}", 1),
+        "12) returned 'bias' as float32 of shape (10,). Return a tensor of shape (classes, classes)",
+    ),
     ("local_passes(self)", "return Train(self.loss)", 1, "12) returned a Train. Return a tuple of passes"),
     (
         *("loss(self, client, batch)", "return 0.5", 1),

@@ -219,7 +219,7 @@ class Fetcher:
             response.raise_for_status()
             offset = offset if response.status_code == requests.codes.partial_content else 0
             total = offset + int(response.headers.get("Content-Length", 0)) or None
-            bar = tqdm(total=total, initial=offset, unit="B", unit_preset=True, desc=part_file.stem, disable=None)
+            bar = tqdm(total=total, initial=offset, unit="B", unit_scale=True, desc=part_file.stem, disable=None)
             with part_file.open("ab" if offset else "wb") as stream, bar:
                 for chunk in response.iter_content(1 << 16):
                     stream.write(chunk)

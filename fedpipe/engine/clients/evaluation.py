@@ -38,7 +38,7 @@ from fedpipe.engine.clients.executor import (
 )
 from fedpipe.engine.clients.federated_data import FederatedData, Integers
 from fedpipe.engine.clients.metrics import compute_probability_metrics
-from fedpipe.engine.server.device import create_tensors_on_device_of
+from fedpipe.engine.server.server import call_server_hooks
 from fedpipe.engine.torch_env.trees import move_state
 from fedpipe.models.base import compute_class_relations
 from fedpipe.settings.base import Metric
@@ -204,9 +204,10 @@ def evaluate_round(
     tables, clients = [], clients.select_round_samples(round_number)
     global_tests, global_scorer = get_test_sets(settings, "global"), None
     if global_tests and not algorithm.net.client_buffers:  # a server's model needs running statistics
-        with create_tensors_on_device_of(server):
+        with call_server_hooks(algorithm, server):
             global_model = algorithm.global_model(server)
             extra_models = algorithm.extra_models(server) if global_model and "global" in global_tests else {}
+            extra_models = contract.validate_extra_models(algorithm, extra_models)
         if global_model is not None:
             has_batch_statistics = algorithm.net.has_batch_statistics
             global_scorer = ModelScorer(settings, executor, clients, round_number, global_model, has_batch_statistics)
@@ -242,7 +243,7 @@ def evaluate_round(
         matrices_by_name["SL"] = global_scorer.compute_soft_labels()
         if "head.weight" in global_scorer.model:
             matrices_by_name["CR"] = compute_class_relations(global_scorer.model["head.weight"])
-        for model, tensors in contract.validate_extra_models(algorithm, extra_models).items():
+        for model, tensors in extra_models.items():
             extra_scorer = ModelScorer(settings, executor, clients, round_number, tensors)
             tables.append(make_metrics_table(settings, round_number, model, {-1: extra_scorer.score_server()}))
     metrics = pa.concat_tables(tables) if tables else get_metrics_schema(settings).empty_table()

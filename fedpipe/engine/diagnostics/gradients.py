@@ -32,8 +32,7 @@ def compute_table(run: Run, round_number: int, settings: dict[str, Any]) -> pa.T
     train = run.clients.select_round_samples(round_number).train
     for local in local_models.compute_personal_models(run, round_number):
         rows += _make_gradient_norm_rows(run, local.client, local.model, local.buffers, train[local.client])
-    has_server_statistics = not run.algorithm.net.client_buffers
-    if has_server_statistics and (model := run.algorithm.global_model(run.load_server_state(round_number))) is not None:
+    if (model := local_models.find_global_model(run, round_number)) is not None:
         rows += _make_gradient_norm_rows(run, -1, model, None, np.concatenate(train))
     return pa.Table.from_pylist(rows, SCHEMA)
 

@@ -23,17 +23,12 @@ from fedpipe.algorithms.passes import Gradient, Pass, Train
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.tensors import Tensors
 from fedpipe.engine import replay
-from fedpipe.engine.clients.executor import (
-    BUFFERS,
-    ClientTask,
-    Executor,
-    Outcome,
-    count_local_steps,
-    get_epochs_and_steps,
-)
+from fedpipe.engine.clients.executor import BUFFERS, ClientTask, Executor, Outcome
 from fedpipe.engine.clients.federated_data import FederatedData
+from fedpipe.engine.clients.loop import ClientRun
 from fedpipe.engine.contract import get_algorithm_name
 from fedpipe.engine.run import Run
+from fedpipe.engine.server.server import call_server_hooks
 from fedpipe.models.base import FunctionalNetwork
 
 MODEL, CLIENT_BUFFERS, TRACE, STEP = "diagnostic/model", "diagnostic/own", "diagnostic/trace", "diagnostic/step"
@@ -66,7 +61,8 @@ class _ModelRecorder:
     def __call__(self, model: Tensors, x: Any, **_: Any) -> Tensor:
         raise _CapturedModelError(model)
 
-    features = __call__
+    def features(self, *_: Any, **__: Any) -> Tensor:
+        raise _CapturedModelError(None)
 
 
 def get_personal_model(algorithm: Algorithm, client: State) -> Tensors:
@@ -75,16 +71,18 @@ def get_personal_model(algorithm: Algorithm, client: State) -> Tensors:
     Raises
     ------
     SettingsError
-        `predict` does not call the network.
+        Other parts of the client's state take part in `predict`, or it does not call the network.
     """
     recorder = algorithm.bind(_ModelRecorder(algorithm.net), algorithm.federation)  # type: ignore[arg-type]
     try:
         recorder.predict(client, torch.empty(0))
     except _CapturedModelError as error:
-        model: Tensors = error.args[0]
-        return model
+        model: Tensors | None = error.args[0]
+        if model is not None:
+            return model
     raise SettingsError(
-        f"diagnostics: {get_algorithm_name(algorithm)}.predict does not call self.net, so its model is unknown. "
+        f"diagnostics: {get_algorithm_name(algorithm)}.predict does not return self.net(model, x), so a client's model "
+        "is unknown. "
         "List only other methods in `algorithms`."
     )
 
@@ -258,6 +256,15 @@ def compute_personal_models(run: Run, round_number: int, finetune_epochs: int = 
         yield executor.local_models.pop()
 
 
+def find_global_model(run: Run, round_number: int) -> Tensors | None:
+    """Find the server's global model after a round, if the method has one."""
+    if run.algorithm.net.client_buffers:  # a server's model needs running statistics
+        return None
+    server = run.load_server_state(round_number)
+    with call_server_hooks(run.algorithm, server):
+        return run.algorithm.global_model(server)
+
+
 def get_global_model(run: Run, round_number: int) -> Tensors:
     """Get the server's global model after a round.
 
@@ -266,8 +273,7 @@ def get_global_model(run: Run, round_number: int) -> Tensors:
     SettingsError
         The method has no global model.
     """
-    has_server_statistics = not run.algorithm.net.client_buffers
-    model = run.algorithm.global_model(run.load_server_state(round_number)) if has_server_statistics else None
+    model = find_global_model(run, round_number)
     if model is None:
         name = run.settings.algorithm["name"]
         raise SettingsError(f"diagnostics: {name} has no global model. List only other methods in `algorithms`.")
@@ -290,26 +296,19 @@ def get_head_weight(run: Run, model: Tensors) -> Tensor:
 
 def count_max_steps(algorithm: Algorithm, clients: FederatedData, ids: Sequence[int], round_number: int) -> int:
     """Maximum number of training steps of these clients in a round."""
-    federation, max_steps = algorithm.federation, 0
-    counts = [count_local_steps(algorithm, clients, client, round_number) for client in ids]
-    local_steps = max((count for count in counts if count is not None), default=None)
-    for pass_ in algorithm.local_passes():
-        if isinstance(pass_, Train):
-            epochs, steps = get_epochs_and_steps(algorithm, pass_, local_steps)
-            if steps is not None:
-                max_steps += steps
-                continue
-            batches = math.ceil(
-                max(clients.sizes[list(ids)]) / (clients.resolve_batch_size(federation.batch_size) * pass_.batches)
-            )
-            max_steps += epochs * (batches if pass_.steps is None else min(batches, pass_.steps))
-    return max_steps
+
+    def count_steps(client: int) -> int:
+        client_run = ClientRun(algorithm, clients, round_number, client)
+        trainings = [pass_ for pass_ in algorithm.local_passes() if isinstance(pass_, Train)]
+        return sum(len(client_run.list_step_samples(training)) for training in trainings)
+
+    return max(map(count_steps, ids))
 
 
 def make_pruned_state_error(run: Run, round_number: int) -> ArtifactError:
     """Make the error about states that were pruned before the diagnostic was declared."""
     return ArtifactError(
         f"{run.files.path}: states of round {round_number} or of the round before it are missing. "
-        "artifacts.keep_models "
-        f"deleted them before you declared this diagnostic. Type `rm -r {run.files.path}` and run again to keep them."
+        "artifacts.keep_models deleted them before you declared this diagnostic. "
+        f"Type `rm -r {run.files.path}` and run again to keep them."
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -15,6 +16,13 @@ from fedpipe.engine.server.device import create_tensors_on_device_of
 from fedpipe.settings.federation import Server
 
 M, V = "server/m", "server/v"  #: parts of the server's state: moments of its optimizer
+
+
+@contextmanager
+def call_server_hooks(algorithm: Algorithm, server: State) -> Iterator[None]:
+    """Within the block, new tensors are on the server's device without gradients, and errors in user code explained."""
+    with torch.no_grad(), create_tensors_on_device_of(server), contract.explain_user_errors(algorithm):
+        yield
 
 
 def make_initial_server_state(algorithm: Algorithm, initial_model: Callable[[int], Tensors]) -> State:

@@ -18,6 +18,7 @@ from fedpipe.engine.clients.executor import BUFFERS
 from fedpipe.engine.diagnostics import features, gradients, head_norms, local_models, step_traces, surface
 from fedpipe.engine.run import Run
 from tests import small_studies as studies
+from tests.errors import rejects
 
 ROUNDS, AT = 3, 2
 PROTOCOLS = ["personal-on-local", "trained-on-local", "finetuned-on-local"]
@@ -107,6 +108,13 @@ def test_local_models_have_accuracies_recorded_by_protocols(label: str, sections
     assert (
         len({count_correct_predictions(run, local) for result in models_by_protocol.values() for local in result}) > 3
     ), "models must differ"
+
+
+@pytest.mark.parametrize("label", ["fedrod", "fedcp", "gpfl", "feddbe"])
+def test_method_that_classifies_with_several_parts_is_rejected(label: str) -> None:
+    run = run_study(label)
+    with rejects(f"diagnostics: {label}.predict ", SettingsError):
+        list(local_models.compute_personal_models(run, AT))
 
 
 def run_with_stack(label: str, sections: dict[str, Any], stack: int) -> Run:
