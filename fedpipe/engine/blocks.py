@@ -14,7 +14,7 @@ from fedpipe.algorithms.batch import State
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage import files
 from fedpipe.core.tensors import Tensors
-from fedpipe.engine.clients.executor import Outcome, Score, Test
+from fedpipe.engine.clients.executor import Outcome, Score
 from fedpipe.engine.torch_env.trees import move_state, stack_states, unstack_client
 
 
@@ -25,40 +25,41 @@ class Block:
     run: str  #: key of the run
     round: int
     made_by: dict[str, Any]  #: executor, device, versions
-    ids: list[int] = field(default_factory=list)
-    uploads: list[State] = field(default_factory=list)
-    kept_states: list[State] = field(default_factory=list)
-    bytes_down: list[int] = field(default_factory=list)  #: bytes received by each
-    bytes_up: list[int] = field(default_factory=list)  #: bytes sent by each
-    scores: list[dict[Test, Score]] = field(default_factory=list)  #: scores after training
-    client_seconds: list[float] = field(default_factory=list)  #: seconds of each client
+    outcomes: list[Outcome] = field(default_factory=list)
     seconds: float = 0.0  #: seconds of the block, including tests
     stacks: list[dict[str, Any]] = field(default_factory=list)  #: stacks of the round, if clients train in one call
 
-    def add_outcome(self, outcome: Outcome) -> None:
-        """Add a participant."""
-        self.ids.append(outcome.client)
-        self.uploads.append(outcome.upload)
-        self.kept_states.append(outcome.kept_state)
-        self.bytes_down.append(outcome.bytes_down)
-        self.bytes_up.append(outcome.bytes_up)
-        self.scores.append(outcome.scores)
-        self.client_seconds.append(outcome.seconds)
+    @property
+    def ids(self) -> list[int]:
+        """The participants."""
+        return [outcome.client for outcome in self.outcomes]
+
+    @property
+    def uploads(self) -> list[State]:
+        """What the participants upload."""
+        return [outcome.upload for outcome in self.outcomes]
+
+    @property
+    def kept_states(self) -> list[State]:
+        """What the participants keep."""
+        return [outcome.kept_state for outcome in self.outcomes]
 
     @classmethod
     def from_blocks(cls, blocks: Sequence[Block], device: torch.device) -> Block:
         """Merge all blocks of a round, on the device."""
-        stacks = next((block.stacks for block in blocks if block.stacks), [])
-        merged_block = cls(
-            blocks[0].run, blocks[0].round, {}, seconds=sum(block.seconds for block in blocks), stacks=stacks
+
+        def move_outcome(outcome: Outcome) -> Outcome:
+            upload, kept_state = (move_state(state, device) for state in (outcome.upload, outcome.kept_state))
+            return outcome._replace(upload=upload, kept_state=kept_state)
+
+        return cls(
+            blocks[0].run,
+            blocks[0].round,
+            {},
+            [move_outcome(outcome) for block in blocks for outcome in block.outcomes],
+            sum(block.seconds for block in blocks),
+            next((block.stacks for block in blocks if block.stacks), []),
         )
-        for block in blocks:
-            for part in ("ids", "uploads", "kept_states", "bytes_down", "bytes_up", "scores", "client_seconds"):
-                getattr(merged_block, part).extend(getattr(block, part))
-        merged_block.uploads, merged_block.kept_states = (
-            [move_state(state, device) for state in part] for part in (merged_block.uploads, merged_block.kept_states)
-        )
-        return merged_block
 
     def to_tensors(self) -> dict[str, Any]:
         """Convert to tensors for a file."""
@@ -70,33 +71,36 @@ class Block:
             "ids": torch.tensor(self.ids),
             "uploads": stack_states(self.uploads),
             "kept": stack_states(self.kept_states),
-            "bytes": torch.tensor([self.bytes_down, self.bytes_up]),
-            "scores": _encode_json(self.scores),
-            "spent": torch.tensor(self.client_seconds, dtype=torch.float64),
+            "bytes": torch.tensor([(outcome.bytes_down, outcome.bytes_up) for outcome in self.outcomes]).T.contiguous(),
+            "scores": _encode_json([outcome.scores for outcome in self.outcomes]),
+            "spent": torch.tensor([outcome.seconds for outcome in self.outcomes], dtype=torch.float64),
             "seconds": torch.tensor(self.seconds, dtype=torch.float64),
         }
 
     @classmethod
     def from_tensors(cls, tree: dict[str, Any]) -> Block:
         """Convert from the tensors of a file."""
-        ids, (bytes_down, bytes_up) = tree["ids"].tolist(), tree["bytes"].tolist()
         uploads, kept_states = restore_state(tree["uploads"]), restore_state(tree["kept"])
+        columns = (tree["ids"].tolist(), *tree["bytes"].tolist(), _decode_json(tree["scores"]), tree["spent"].tolist())
+        outcomes = [
+            Outcome(
+                client,
+                bytes_down,
+                bytes_up,
+                unstack_client(uploads, row),
+                unstack_client(kept_states, row),
+                {test: _restore_score(*values) for test, values in scores.items()},
+                seconds,
+            )
+            for row, (client, bytes_down, bytes_up, scores, seconds) in enumerate(zip(*columns, strict=True))
+        ]
         return cls(
             run=_decode_json(tree["run"]),
             round=int(tree["round"]),
             made_by=_decode_json(tree["made_by"]),
-            stacks=_decode_json(tree["stacks"]),
-            ids=ids,
-            uploads=[unstack_client(uploads, row) for row in range(len(ids))],
-            kept_states=[unstack_client(kept_states, row) for row in range(len(ids))],
-            bytes_down=bytes_down,
-            bytes_up=bytes_up,
-            scores=[
-                {test: _restore_score(*values) for test, values in scores.items()}
-                for scores in _decode_json(tree["scores"])
-            ],
-            client_seconds=tree["spent"].tolist(),
+            outcomes=outcomes,
             seconds=float(tree["seconds"]),
+            stacks=_decode_json(tree["stacks"]),
         )
 
     @classmethod

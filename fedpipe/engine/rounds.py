@@ -256,7 +256,7 @@ class Rounds:
             contract.require_same_structure(
                 self.algorithm, "upload", outcome.upload, (block.uploads or [outcome.upload])[0], "another client"
             )
-            block.add_outcome(outcome)
+            block.outcomes.append(outcome)
         self._code.require_unchanged(self.files.path)  # another job aggregates the block
         block.seconds = time.perf_counter() - start_time
         return block
@@ -296,9 +296,9 @@ class Rounds:
         self.checkpoint.write_round_states(
             round_number, server, list(uploads.ids), weighted_uploads.kept_states, hashes, **extra_entries
         )
-        epoch_counts = [self.federation.count_epochs(int(self.clients.sizes[client])) for client in block.ids]
         epoch_seconds = statistics.fmean(
-            seconds / count for seconds, count in zip(block.client_seconds, epoch_counts, strict=True)
+            outcome.seconds / self.federation.count_epochs(int(self.clients.sizes[outcome.client]))
+            for outcome in block.outcomes
         )
         seconds = {"train": block.seconds, "epoch": epoch_seconds, "aggregate": time.perf_counter() - start_time}
         self._record_times(round_number, **seconds)
@@ -321,8 +321,8 @@ class Rounds:
                 f"{path}: its blocks contain the clients {block.ids} instead of {self.participants(round_number)}. "
                 "Delete the folder and run again."
             )
-        client_states = zip(block.uploads, block.kept_states, strict=True)
-        finite_mask = np.array(torch.stack([is_finite(states) for states in client_states]).tolist())
+        is_finite_flags = [is_finite((outcome.upload, outcome.kept_state)) for outcome in block.outcomes]
+        finite_mask = np.array(torch.stack(is_finite_flags).tolist())
         weights = compute_aggregation_weights(self.federation, self.clients.sizes[block.ids])
         return WeightedUploads(block, finite_mask, finite_mask * weights)
 
@@ -334,13 +334,12 @@ class Rounds:
             "samples": pa.array(self.clients.sizes[block.ids], pa.int64()),
             "finite": pa.array(weighted_uploads.finite_mask, pa.bool_()),
             "weight": pa.array(weighted_uploads.weights / max(weighted_uploads.weights.sum(), 1), pa.float64()),
-            "bytes_down": pa.array(block.bytes_down, pa.int64()),
-            "bytes_up": pa.array(block.bytes_up, pa.int64()),
+            "bytes_down": pa.array([outcome.bytes_down for outcome in block.outcomes], pa.int64()),
+            "bytes_up": pa.array([outcome.bytes_up for outcome in block.outcomes], pa.int64()),
         }
         hashes = {files.participants.name: write_parquet(files.participants, pa.table(participants))}
-        scores_by_client = dict(
-            zip(block.ids, block.scores, strict=True)
-        )  # includes failed updates, because omitting them would flatter the result
+        # The trained accuracies include failed updates, because omitting them would flatter the result.
+        scores_by_client = {outcome.client: outcome.scores for outcome in block.outcomes}
         scores = {
             "trained": scores_by_client,
             "kept": dict(itertools.compress(scores_by_client.items(), weighted_uploads.finite_mask)),

@@ -351,7 +351,7 @@ def check_resuming(algorithm: Algorithm) -> Iterator[str]:
         straight_trial.run(1)
         block = Block("trial", 2, {})
         for outcome in resumed_trial.train():
-            block.add_outcome(outcome)
+            block.outcomes.append(outcome)
         loaded_block = Block.from_tensors(write_and_read(block.to_tensors()))
         straight_uploads = straight_trial.collect_uploads(straight_trial.outcomes)
         uploads = Uploads(straight_uploads.ids, straight_uploads.weights, loaded_block.uploads)

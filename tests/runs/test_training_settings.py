@@ -64,11 +64,11 @@ def test_epoch_seconds_depend_on_local_steps() -> None:
         (run,) = studies.open_runs(plan, device="cpu")
         run.write_initial_round()
         block = run.train(1, run.participants(1))
-        block.client_seconds = [3.0] * len(block.ids)
+        block.outcomes = [outcome._replace(seconds=3.0) for outcome in block.outcomes]
         run.aggregate(1, [block])
         epoch_seconds.append(read_json(run.files.get_round_files(1).times)["epoch"])
         sizes = run.clients.sizes[block.ids]
-        traffic.append((block.bytes_down, block.bytes_up))
+        traffic.append([(outcome.bytes_down, outcome.bytes_up) for outcome in block.outcomes])
     passes = [7 / math.ceil(size / 40) for size in sizes]
     assert len(set(passes)) > 1
     assert epoch_seconds[0] == pytest.approx(sum(3 / count for count in passes) / len(passes))

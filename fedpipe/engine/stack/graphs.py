@@ -20,9 +20,8 @@ from fedpipe.engine.stack.schedule import BatchPlan, StackBatch
 StackStep = Callable[[State, StackBatch], State]  #: step of a stack
 BufferUpdate = Callable[..., tuple[Tensor, ...]]  #: step of all buffers
 Replay = Callable[[], None]
-CaptureBackend = Callable[
-    [BufferUpdate, Sequence[Tensor]], Replay
-]  #: makes a function that applies one step to the buffers
+#: Makes a function that applies one step to the buffers.
+CaptureBackend = Callable[[BufferUpdate, Sequence[Tensor]], Replay]
 
 MAX_PLAIN_STEPS = 4  #: recording a step takes about as long as running it this often
 
@@ -56,15 +55,10 @@ class CapturedStep:
         backend: CaptureBackend,
     ) -> None:
         leaves, self._tree = pytree.tree_flatten(state)
-        plan_tensors = [
-            tensor
-            for tensor in (batch_plan.samples, batch_plan.mask, batch_plan.live, batch_plan.noise_keys)
-            if tensor is not None
-        ]
         self.capacity, self._leaves = capacity, len(leaves)
         self._counter = torch.zeros((), dtype=torch.int64, device=batch_plan.samples.device)
         self._state = [torch.empty_like(leaf, memory_format=torch.contiguous_format) for leaf in leaves]
-        self._plan = [tensor.new_zeros((capacity, *tensor.shape[1:])) for tensor in plan_tensors]
+        self._plan = [tensor.new_zeros((capacity, *tensor.shape[1:])) for tensor in batch_plan.tensors]
 
         def advance_one_step(counter: Tensor, *buffers: Tensor) -> tuple[Tensor, ...]:
             state_leaves, plan = list(buffers[: len(leaves)]), buffers[len(leaves) :]
@@ -79,30 +73,22 @@ class CapturedStep:
                 raise RuntimeError("a step adds or removes parts of the state")
             return (counter + 1, *new_leaves, *plan)
 
-        self._load_buffers(leaves, plan_tensors)
+        self._load_buffers(state, batch_plan)
         self._replay = backend(advance_one_step, [self._counter, *self._state, *self._plan])
 
     def run_steps(self, state: State, batch_plan: BatchPlan) -> State:
         """Run all steps of a range."""
-        leaves = pytree.tree_leaves(state)
-        self._load_buffers(
-            leaves,
-            [
-                tensor
-                for tensor in (batch_plan.samples, batch_plan.mask, batch_plan.live, batch_plan.noise_keys)
-                if tensor is not None
-            ],
-        )
+        self._load_buffers(state, batch_plan)
         for _ in range(len(batch_plan.samples)):
             self._replay()
         new_state: State = pytree.tree_unflatten([leaf.clone() for leaf in self._state], self._tree)
         return new_state
 
-    def _load_buffers(self, leaves: Sequence[Tensor], plan_tensors: Sequence[Tensor]) -> None:
+    def _load_buffers(self, state: State, batch_plan: BatchPlan) -> None:
         self._counter.zero_()
-        for buffer, leaf in zip(self._state, leaves, strict=True):
+        for buffer, leaf in zip(self._state, pytree.tree_leaves(state), strict=True):
             buffer.copy_(leaf)
-        for rows, tensor in zip(self._plan, plan_tensors, strict=True):
+        for rows, tensor in zip(self._plan, batch_plan.tensors, strict=True):
             rows[: len(tensor)].copy_(tensor)
 
 

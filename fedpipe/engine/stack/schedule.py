@@ -170,6 +170,11 @@ class BatchPlan(NamedTuple):
         return BatchPlan(samples, mask, live, noise_keys, self.filled_rows[first:stop])
 
     @property
+    def tensors(self) -> list[Tensor]:
+        """Tensors with one row per step: samples, masks, live clients, and noise keys if there are any."""
+        return [tensor for tensor in (self.samples, self.mask, self.live, self.noise_keys) if tensor is not None]
+
+    @property
     def has_idle_clients(self) -> bool:
         """Whether some clients have no samples at some step."""
         return bool((self.filled_rows < self.samples.shape[1]).any())

@@ -134,7 +134,7 @@ class StackRun:
             batch_plan = (
                 self.make_batch_plan(training, epoch_group)
                 if steps is None
-                else self.make_fixed_step_batches(training, client_epochs)
+                else self.make_fixed_step_plan(training, client_epochs)
             )
             for first in range(0, len(batch_plan.samples), step_ranges[-1].stop):
                 for step_range in step_ranges:
@@ -162,49 +162,42 @@ class StackRun:
 
     def make_batch_plan(self, training: Train, epochs: Sequence[int]) -> BatchPlan:
         """Make the plan of some epochs on the device."""
-        clients, step_ranges, size = (
-            self._clients,
-            self._split_steps_by_active_clients(training),
-            self._get_batch_size(training),
-        )
+        clients, size = self._clients, self._get_batch_size(training)
+        num_steps = self._split_steps_by_active_clients(training)[-1].stop
         has_noise = needs_noise_key(self._algorithm, training, clients.transforms)
-        plans = []
+        tables = []
         for epoch in epochs:
-            shuffle = functools.partial(
-                clients.shuffle_indices, round_number=self._round, stream=training.stream, epoch=epoch
+            orders, keys = zip(
+                *(self._draw_epoch(training, client, epoch) for client in self._row_clients), strict=True
             )
-            orders = self._collect_client_values(functools.partial(shuffle, fraction=training.share), NO_SAMPLES)
-            key = functools.partial(
-                clients.get_noise_key, round_number=self._round, stream=training.stream, epoch=epoch
-            )
-            keys = self._collect_client_values(key, 0) if has_noise else None
-            plans.append(schedule.make_sample_index_table(orders, keys, size, step_ranges[-1].stop, len(self.rows)))
-        return BatchPlan.from_table(np.concatenate(plans), has_noise, clients.dtype, clients.device)
+            noise_keys = keys if has_noise else None
+            tables.append(schedule.make_sample_index_table(orders, noise_keys, size, num_steps, len(self.rows)))
+        return BatchPlan.from_table(np.concatenate(tables), has_noise, clients.dtype, clients.device)
 
-    def make_fixed_step_batches(
-        self, training: Train, client_epochs: Mapping[int, tuple[range, int | None]]
-    ) -> BatchPlan:
+    def make_fixed_step_plan(self, training: Train, client_epochs: Mapping[int, tuple[range, int | None]]) -> BatchPlan:
         """Make the plan of fixed numbers of steps, across the epochs of each client."""
         max_steps = max(steps or 0 for _, steps in client_epochs.values())
         clients, size = self._clients, self._get_batch_size(training)
         has_noise = needs_noise_key(self._algorithm, training, clients.transforms)
-        columns = []
-        for client in self._row_clients:
+        plan = schedule.make_sample_index_table([], [] if has_noise else None, size, max_steps, len(self.rows))
+        for row, client in enumerate(self._row_clients):
             if client is None:
-                columns.append(schedule.make_sample_index_table([], [] if has_noise else None, size, max_steps, 1))
                 continue
-            epochs, steps = client_epochs[client][0], client_epochs[client][1] or 0
-            length, column = self._count_epoch_steps(training, client), []
+            (epochs, fixed_steps), length, tables = client_epochs[client], self._count_epoch_steps(training, client), []
+            steps = fixed_steps or 0
             for epoch in epochs[: -(-steps // length)]:
-                random_context = self._round, training.stream, epoch
-                order = clients.shuffle_indices(client, *random_context, training.share)
-                keys = [clients.get_noise_key(client, *random_context)] if has_noise else None
-                column.append(schedule.make_sample_index_table([order], keys, size, length, 1))
-            padding = schedule.make_sample_index_table([], [] if has_noise else None, size, max_steps - steps, 1)
-            columns.append(np.concatenate([*column, padding])[[*range(steps), *range(-len(padding), 0)]])
-        padding_rows = len(self.rows) - len(self._row_clients)
-        columns.append(schedule.make_sample_index_table([], [] if has_noise else None, size, max_steps, padding_rows))
-        return BatchPlan.from_table(np.concatenate(columns, axis=1), has_noise, clients.dtype, clients.device)
+                order, key = self._draw_epoch(training, client, epoch)
+                tables.append(schedule.make_sample_index_table([order], [key] if has_noise else None, size, length, 1))
+            plan[:steps, row] = np.concatenate(tables)[:steps, 0]
+        return BatchPlan.from_table(plan, has_noise, clients.dtype, clients.device)
+
+    def _draw_epoch(self, training: Train, client: int | None, epoch: int) -> tuple[Integers, int]:
+        """Draw the order of a client's samples in an epoch, and its noise key. Nothing for a client of another job."""
+        if client is None:
+            return NO_SAMPLES, 0
+        random_context = self._round, training.stream, epoch
+        order = self._clients.shuffle_indices(client, *random_context, training.share)
+        return order, self._clients.get_noise_key(client, *random_context)
 
     def _get_batch_size(self, training: Train) -> int:
         return self._clients.resolve_batch_size(self._algorithm.federation.batch_size) * training.batches
