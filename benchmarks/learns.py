@@ -26,7 +26,7 @@ import torch
 from fedpipe.core.storage import files
 from fedpipe.core.storage.layout import PARAMS, RunFiles
 from fedpipe.engine.collect import collect_rounds
-from fedpipe.engine.run import open_run
+from fedpipe.engine.run import Run
 from fedpipe.planning import download, partition, planner
 from fedpipe.planning.plan import Plan
 from fedpipe.report import results
@@ -60,10 +60,10 @@ def study(seeds: int, algorithms: list[str] | None, rounds: int | None) -> dict[
 def work(path: str, rounds: int) -> None:
     """Run all rounds of a run on one core."""
     torch.set_num_threads(1)
-    run = open_run(Path(path), Execution(device="cpu"), 1, "last")
+    run = Run(RunFiles(Path(path)), Execution(device="cpu"), 1, "last")
     for _ in run.run_segment(rounds):
         pass
-    collect_rounds(RunFiles(Path(path)), rounds, "last")
+    collect_rounds(run.files, rounds, "last")
 
 
 def measure(settings: dict[str, Any], workers: int) -> Plan:

@@ -334,9 +334,10 @@ def _open_run(
     graphs: bool = True,
     keep_models: str = "all",
 ) -> Any:
-    from fedpipe.engine.run import open_run
+    from fedpipe.engine.run import Run
 
-    return open_run(path, _build_execution_settings(device, stack, graphs), threads, _parse_keep_models(keep_models))
+    execution, keep = _build_execution_settings(device, stack, graphs), _parse_keep_models(keep_models)
+    return Run(RunFiles(path), execution, threads, keep)
 
 
 def _build_execution_settings(device: str, stack: str, graphs: bool = True) -> Any:

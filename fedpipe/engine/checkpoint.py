@@ -115,6 +115,7 @@ class Checkpoint:
         ids: list[int],
         kept_states: list[State],
         hashes: dict[str, str],
+        initial_last_rounds: Sequence[int] = (),
         **extra_entries: Any,
     ) -> None:
         """Write a round's states, then the marker that they are complete.
@@ -129,6 +130,8 @@ class Checkpoint:
             Participants and their kept states.
         hashes
             SHA-256 of the round's other files so far.
+        initial_last_rounds
+            The last round of each client before round 1. Only for round 0.
         extra_entries
             Further content of ``state.json``.
         """
@@ -143,7 +146,7 @@ class Checkpoint:
             hashes[files.client_states.name] = write_pt(
                 files.client_states, {"ids": torch.tensor(ids), "kept": stacked_states}
             )
-        previous_last = self.read_state_json(round_number - 1)["last"] if round_number else extra_entries.pop("last")
+        previous_last = self.read_state_json(round_number - 1)["last"] if round_number else initial_last_rounds
         participants = set(ids)
         last = [round_number if client in participants else round for client, round in enumerate(previous_last)]
         state_json = {"round": round_number, "participants": ids, "last": last, "sha256": hashes, **extra_entries}
@@ -194,9 +197,8 @@ class Checkpoint:
             raise
         except ArtifactError:
             return False
-        if round_number and not self.read_times(
-            round_number
-        ):  # collect needs them, and a power failure may have lost them
+        # `collect` needs the times, and a power failure may have lost them.
+        if round_number and not self.read_times(round_number):
             return False
         states = {files.server_state.name, files.client_states.name}
         return all(name in states or is_intact(files.path / name, hashes[name]) for name in hashes)

@@ -281,11 +281,9 @@ def compute_measure_pass_sums(
 
 
 def require_same_structure(
-    algorithm: Algorithm, hook: str, result: State, reference: State, reference_source: str
+    algorithm: Algorithm, hook: str, result: State, reference: State, reference_hook: str | None = None
 ) -> None:
-    """Require the same parts, shapes and dtypes as those of another hook, or of the same hook for another client.
-
-    ``reference_source`` is the name of the other hook, or ``another client``.
+    """Require the same parts, shapes and dtypes as those of another hook, or (None) of the hook for another client.
 
     Raises
     ------
@@ -300,10 +298,10 @@ def require_same_structure(
     description, reference_description = structure.get(part), reference_structure.get(part)
     problem = f"returned '{part}' as {description}" if description else f"returned no '{part}'"
     contrast = f"returned it as {reference_description}" if reference_description else "did not return it"
-    if hasattr(Algorithm, reference_source):
-        contrast, places = f"{reference_source} {contrast}", f"from {hook} and {reference_source}"
+    if reference_hook is not None:
+        contrast, places = f"{reference_hook} {contrast}", f"from {hook} and {reference_hook}"
     else:
-        contrast, places = f"{contrast} for {reference_source}", "for all clients"
+        contrast, places = f"{contrast} for another client", "for all clients"
     raise SettingsError(
         f"{describe_hook(algorithm, hook)} {problem}, but {contrast}. Return the same parts, with the same shapes and "
         f"dtypes, {places}."

@@ -92,10 +92,8 @@ class ComponentCode:
         """Reject a result of a run if files of its key have changed since this job began."""
         current_stamps = {path: pinned_files.compute_stat_fingerprint(path) for path in self._file_stamps}
         changed_files = [path for path, stamp in self._file_stamps.items() if current_stamps[path] != stamp]
-        if (
-            changed_files and code_digest.recompute_code_digests(*self._code_objects) == self._digests
-        ):  # only touched, or a comment
-            self._file_stamps = current_stamps
+        if changed_files and code_digest.recompute_code_digests(*self._code_objects) == self._digests:
+            self._file_stamps = current_stamps  # a file was only touched, or a comment has changed
         elif changed_files:
             raise ArtifactError(
                 f"{run_folder}: {changed_files[0]} has changed since this job began, but the run's key depends "

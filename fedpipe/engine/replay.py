@@ -137,8 +137,7 @@ def require_reproducible_round(run: Rounds, round_number: int) -> None:
             problem = f"has another result when it is repeated: {comparison.describe_difference()}"
         raise ArtifactError(
             f"{run.files.path} can't be resumed. The code that all runs share has changed since round {round_number}, "
-            "and "
-            f"that round {problem}. {format_restore_advice(run.files)}"
+            f"and that round {problem}. {format_restore_advice(run.files)}"
         )
     agreement = {"agrees": "within rounding" if comparison.differing_files else "bits", "distance": comparison.distance}
     write_json(record, {"round": round_number, "made_by": made_by, "now": environment, **agreement})
@@ -167,13 +166,9 @@ def copy_run_before_round(files: RunFiles, round_number: int, folder: Path) -> R
 
 def _compute_state_distance(run: Rounds, copy: Rounds, round_number: int) -> float:
     """Compute the distance of :class:`Comparison`. Infinite if names or shapes differ."""
-    old, new = (
-        _collect_state_tensors(run, round_number, round_number),
-        _collect_state_tensors(copy, round_number, round_number),
-    )
-    previous_states = (
-        _collect_state_tensors(run, round_number, round_number - 1) if round_number else {}
-    )  # round 0 makes the complete initial state
+    old, new = (_collect_state_tensors(rounds, round_number, round_number) for rounds in (run, copy))
+    # Round 0 makes the complete initial state.
+    previous_states = _collect_state_tensors(run, round_number, round_number - 1) if round_number else {}
     if {name: value.shape for name, value in old.items()} != {name: value.shape for name, value in new.items()}:
         return math.inf
     gap = sum(_compute_squared_distance(new[name], value) for name, value in old.items())

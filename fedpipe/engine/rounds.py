@@ -48,7 +48,7 @@ from fedpipe.engine.stack.graphs import make_cuda_graph_backend
 from fedpipe.engine.stack.stack import StackExecutor
 from fedpipe.engine.torch_env.trees import is_finite, make_contiguous, move_state
 from fedpipe.engine.weights import WeightedUploads, compute_aggregation_weights, select_participants
-from fedpipe.models.base import FunctionalNetwork, Model
+from fedpipe.models.base import FunctionalNetwork, Model, Network
 from fedpipe.planning.run_settings import RunSettings
 from fedpipe.settings.execution import Execution
 from fedpipe.settings.params import make_single_initial_model_error
@@ -88,22 +88,19 @@ class Rounds:
         self.federation, self.evaluation = settings.build_federation_settings(), settings.build_evaluation_settings()
         self._device, self._threads = select_device(execution), threads
         dtype = getattr(torch, self.federation.dtype)
-        self.clients = clients or load_federated_data(settings, dtype, self._device)
-        family = cast(Model, settings.build_model())
-        unbound_algorithm = cast(Algorithm, settings.build_algorithm())
-        shape = tuple(self.clients.x.shape[1:])
-        build = functools.partial(family.build_initial_network, shape, self.clients.classes)
-        if family.has_frozen_base:
-            build_network, base = build, frozen.build_frozen_base(family, shape, self.clients.classes)
-            self.clients = frozen.replace_inputs_by_features(
-                self.clients, base, frozen.get_features_path(settings), threads, describe_versions(self._device)
-            )
-            build = functools.partial(frozen.build_network_above_base, family, build_network)
-        all_clients = drift.add_drift(self.clients, self.federation)
+        clients = clients or load_federated_data(settings, dtype, self._device)
+        model, unbound_algorithm = cast(Model, settings.build_model()), cast(Algorithm, settings.build_algorithm())
+        build: Callable[[], Network] = functools.partial(
+            model.build_initial_network, tuple(clients.x.shape[1:]), clients.classes
+        )
+        if model.has_frozen_base:
+            path, versions = frozen.get_features_path(settings), describe_versions(self._device)
+            clients, build = frozen.replace_frozen_base(model, build, clients, path, threads, versions)
+        all_clients = drift.add_drift(clients, self.federation)
         new_ids = self.federation.draw_held_out_clients(settings.seed)
         #: Data of all clients except the held-out ones.
         self.clients = all_clients.select_clients({*all_clients.ids} - {*new_ids}) if new_ids else all_clients
-        self._has_single_model = family.has_full_weights
+        self._has_single_model = model.has_full_weights
         federation = self.federation
         net = FunctionalNetwork(
             lambda: unbound_algorithm.adapt(build()),
@@ -114,7 +111,7 @@ class Rounds:
             rng.derive_entropy(settings.seed, "init/0"),
         )
         self.algorithm = unbound_algorithm.bind(net, federation.exclude_held_out_clients())
-        self._stack_width, self._graphs = execution.stack if family.is_stackable else 1, execution.graphs
+        self._stack_width, self._graphs = execution.stack if model.is_stackable else 1, execution.graphs
         with torch.no_grad(), contract.explain_user_errors(self.algorithm):
             server = make_initial_server_state(self._bind_algorithm(0), self.make_initial_model)
             initial_kept_state = make_contiguous(init_client(self._bind_algorithm(0), server, self.make_initial_model))
@@ -136,7 +133,7 @@ class Rounds:
             if new_ids
             else None
         )
-        self._code = ComponentCode(family, unbound_algorithm)
+        self._code = ComponentCode(model, unbound_algorithm)
         self._initial_score_caches = defaultdict[FederatedData, dict[int, Mapping[Test, Score]]](dict)
         self._was_complete: dict[int, bool] = {}  #: whether each round had a marker when this process began it
 
@@ -229,7 +226,7 @@ class Rounds:
             "made_by": [self.get_environment()],
             "trained_on": dict(self.clients.data_checksums),
         }
-        self.checkpoint.write_round_states(0, server, [], [], {}, last=last_rounds, **extra_entries)
+        self.checkpoint.write_round_states(0, server, [], [], {}, last_rounds, **extra_entries)
         self.checkpoint.mark_round_complete(0, {})
 
     def _begin_step(self, round_number: int) -> None:
@@ -254,7 +251,7 @@ class Rounds:
                 self.algorithm, "keep", outcome.kept_state, self._initial_kept_state, "init_client"
             )
             contract.require_same_structure(
-                self.algorithm, "upload", outcome.upload, (block.uploads or [outcome.upload])[0], "another client"
+                self.algorithm, "upload", outcome.upload, (block.uploads or [outcome.upload])[0]
             )
             block.outcomes.append(outcome)
         self._code.require_unchanged(self.files.path)  # another job aggregates the block
@@ -291,7 +288,11 @@ class Rounds:
         with call_server_hooks(self.algorithm, server):
             metric_values = contract.validate_metrics(self.algorithm, self.algorithm.metrics(server))
         self._code.require_unchanged(self.files.path)
-        extra_entries = {"observed": metric_values, "made_by": made_by, "trained_on": dict(self.clients.data_checksums)}
+        extra_entries: dict[str, Any] = {
+            "observed": metric_values,
+            "made_by": made_by,
+            "trained_on": dict(self.clients.data_checksums),
+        }
         extra_entries |= {"stacks": block.stacks} if block.stacks else {}
         self.checkpoint.write_round_states(
             round_number, server, list(uploads.ids), weighted_uploads.kept_states, hashes, **extra_entries

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from typing_extensions import override
 
 from fedpipe.core.storage import packing
 from fedpipe.core.storage.files import compute_file_sha256, is_stored, write_json
-from fedpipe.core.storage.layout import RunFiles
 from fedpipe.engine import replay
 from fedpipe.engine.checkpoint import StatePruner
 from fedpipe.engine.environment import describe_job_environment
 from fedpipe.engine.rounds import Rounds
-from fedpipe.settings.execution import Execution
 
 
 class Run(Rounds):
@@ -31,9 +28,7 @@ class Run(Rounds):
         self._require_same_data(last_complete)
         yield last_complete
         numbers = range(last_complete + 1, stop + 1)
-        damaged_rounds = [
-            number for number in numbers if is_stored(self.files.get_round_files(number).marker)
-        ]  # but damaged
+        damaged_rounds = [number for number in numbers if is_stored(self.files.get_round_files(number).marker)]
         for number in numbers:
             if number in damaged_rounds or not is_stored(self.files.get_round_files(number).marker):
                 self.run_round(number)  # unless another study has completed it
@@ -54,8 +49,3 @@ class Run(Rounds):
         super()._begin_step(round_number)
         self._require_same_data(round_number - 1)
         replay.require_reproducible_round(self, round_number - 1)
-
-
-def open_run(path: Path, execution: Execution, threads: int = 1, keep_models: str | int = "all") -> Run:
-    """Open the run at ``path``."""
-    return Run(RunFiles(path), execution, threads, keep_models)

@@ -67,15 +67,15 @@ class WeightedUploads(NamedTuple):
 
     @property
     def uploads(self) -> Uploads:
-        """Those that count, by client."""
+        """The finite uploads, by client."""
         return self.renumber_uploads(self.block.ids)
 
     def renumber_uploads(self, numbers: Sequence[int]) -> Uploads:
-        """Those that count, with other numbers of the clients."""
+        """The finite uploads, with these numbers of the clients."""
         rows, weights, states = np.flatnonzero(self.finite_mask).tolist(), self.weights.tolist(), self.block.uploads
         return Uploads([numbers[row] for row in rows], [weights[row] for row in rows], [states[row] for row in rows])
 
     @property
     def kept_states(self) -> list[State]:
-        """What they keep."""
+        """The kept states of the finite updates."""
         return list(itertools.compress(self.block.kept_states, self.finite_mask))

@@ -6,7 +6,7 @@ import copy
 import functools
 import pickle
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -300,13 +300,11 @@ class FunctionalNetwork:
         )
         self.body_names = tuple(name for name in all_names if name.startswith("body."))
         self.head_names = tuple(name for name in all_names if name.startswith("head."))
-        norm_layers = [
-            name for name, layer in self._module.named_modules() if isinstance(layer, (BatchNorm, *NORMALISATIONS))
-        ]
+        layers = dict(self._module.named_modules())
+        norm_layers = [name for name, layer in layers.items() if isinstance(layer, (BatchNorm, *NORMALISATIONS))]
         self.norm_names = tuple(name for name in all_names if name.rpartition(".")[0] in norm_layers)
-        self.has_dropout = any(isinstance(layer, Dropout) for layer in self._module.modules())
-        norm_layers = [layer for layer in self._module.modules() if isinstance(layer, BatchNorm)]
-        self.has_batch_statistics = any(not layer.track for layer in norm_layers)
+        self.has_dropout = any(isinstance(layer, Dropout) for layer in layers.values())
+        self.has_batch_statistics = any(isinstance(layer, BatchNorm) and not layer.track for layer in layers.values())
 
     def _build_module(self, entropy: int) -> tuple[Network, Mode]:
         with seed_generator(entropy):
@@ -323,30 +321,25 @@ class FunctionalNetwork:
         A ``teacher`` is always in evaluation mode. If each client has its own statistics, the teacher uses those from
         the start of the client's round.
         """
-        with self.mode.eval_mode() if teacher else nullcontext(), self._activate_autocast():
-            tensors = {**self.mode.buffers, **model}
-            logits: Tensor = functional_call(self._module, tensors, (x,), tie_weights=self._has_tied_weights)
-        return logits.to(self.dtype) if self.mode.autocast else logits
+        with self.mode.eval_mode() if teacher else nullcontext():
+            return self._call_module(self._module, {**self.mode.buffers, **model}, x)
 
     def features(self, model: Tensors, x: Tensor, *, teacher: bool = False) -> Tensor:
         """Features of the inputs, shape (B, d). The model may lack the head's tensors."""
-        with self.mode.eval_mode() if teacher else nullcontext(), self._activate_autocast():
+        with self.mode.eval_mode() if teacher else nullcontext():
             tensors = {**self.mode.buffers, **model}
-            body = {name[5:]: value for name, value in tensors.items() if name.startswith("body.")}
-            features: Tensor = functional_call(self._module.body, body, (x,), tie_weights=self._has_tied_weights)
-        return features.flatten(1).to(self.dtype) if self.mode.autocast else features.flatten(1)
+            return self._call_module(self._module.body, _select_part(tensors, "body."), x).flatten(1)
 
     def classify(self, model: Tensors, features: Tensor) -> Tensor:
         """Logits of features of shape (B, d), shape (B, C), for losses that need both."""
-        head = {name[5:]: value for name, value in model.items() if name.startswith("head.")}
-        with self._activate_autocast():
-            logits: Tensor = functional_call(self._module.head, head, (features,))
-        return logits.to(self.dtype) if self.mode.autocast else logits
+        return self._call_module(self._module.head, _select_part(model, "head."), features)
 
-    def _activate_autocast(self) -> AbstractContextManager[Any]:
-        """Enter the precision of the current pass, for one call of the network."""
+    def _call_module(self, module: nn.Module, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+        """Call the network or a part of it in the precision of the current pass."""
         self.mode.calls.clear()
-        return torch.autocast(self._device, torch.bfloat16) if self.mode.autocast else nullcontext()
+        with torch.autocast(self._device, torch.bfloat16) if self.mode.autocast else nullcontext():
+            output: Tensor = functional_call(module, tensors, (x,), tie_weights=self._has_tied_weights)
+        return output.to(self.dtype) if self.mode.autocast else output
 
     def parameters(self, model: Tensors) -> Tensors:
         """Select the trained parameters of a model or of a part of it, in the network's order."""
@@ -394,6 +387,11 @@ class FunctionalNetwork:
         twin = copy.copy(self)
         twin._module, twin.mode = copy.deepcopy((self._module, self.mode))
         return twin
+
+
+def _select_part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Select the tensors of a part of the network, by their names in it."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def compute_class_relations(head_weight: Tensor) -> Tensor:

@@ -41,9 +41,8 @@ class Mode:
     noise_key: Tensor | None = None  #: noise key of this batch, an int64 scalar
     autocast: bool = False  #: products and convolutions have a lower precision
     buffers: Mapping[str, Tensor] = field(default_factory=dict)  #: the client's buffers, if models have none
-    teacher_buffers: Mapping[str, Tensor] = field(
-        default_factory=dict
-    )  #: buffers at the start of the round, for teachers
+    #: Buffers at the start of the round, for teachers.
+    teacher_buffers: Mapping[str, Tensor] = field(default_factory=dict)
     recorded_buffers: list[BufferRecord] = field(default_factory=list)  #: new running statistics, in order
     calls: Counter[int] = field(default_factory=Counter)  #: calls of each dropout layer in a call of the network
 
@@ -59,14 +58,8 @@ class Mode:
     ) -> Iterator[list[BufferRecord]]:
         """Activate a mode within the block. Gives the statistics that training calls record."""
         previous = vars(self).copy()
-        self.training, self.mask, self.noise_key, self.autocast, self.recorded_buffers = (
-            training,
-            mask,
-            noise_key,
-            autocast,
-            [],
-        )
-        self.calls = Counter()
+        self.training, self.mask, self.noise_key, self.autocast = training, mask, noise_key, autocast
+        self.recorded_buffers, self.calls = [], Counter()
         self.buffers = {} if buffers is None else buffers
         self.teacher_buffers = self.buffers if teacher_buffers is None else teacher_buffers
         try:
@@ -206,9 +199,8 @@ class Dropout(nn.Module):
             raise RuntimeError("training a network with dropout needs a noise key")
         axes = x.dim() if self._axes is None else self._axes
         shape = (*x.shape[:axes], *(1,) * (x.dim() - axes))
-        key = mix_bits(self._mode.noise_key) + (
-            self._index + CALL_STRIDE * self._mode.calls[self._index]
-        )  # keys of batches are consecutive
+        # Keys of batches are consecutive.
+        key = mix_bits(self._mode.noise_key) + (self._index + CALL_STRIDE * self._mode.calls[self._index])
         self._mode.calls[self._index] += 1
         is_single_client = key.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(key)
         keep_mask = (generate_uniform_in_chunks if is_single_client else generate_uniform)(key, shape) >= self.p

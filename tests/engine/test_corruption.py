@@ -1,5 +1,7 @@
 """Noise in the features and labels of the clients."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -93,12 +95,15 @@ def test_label_noise_has_rate_per_client_and_keeps_test_labels():
 
 def test_noise_of_shared_sample_differs_between_clients():
     samples = make_samples()
-    shared = ClientSamples(samples.x, samples.y, [samples.train[0]] * 2, samples.test[:2], [], samples.global_test)
+    no_samples = [np.empty(0, np.int64)] * 2
+    shared = ClientSamples(
+        samples.x, samples.y, [samples.train[0]] * 2, samples.test[:2], no_samples, samples.global_test
+    )
     noisy = corrupt(shared, feature_noise=0.1, label_noise=[0.0, 1.0])
     assert not torch.equal(noisy.x[noisy.train[0]], noisy.x[noisy.train[1]])
     assert torch.equal(noisy.y[noisy.train[0]], samples.y[samples.train[0]])
     assert (noisy.y[noisy.train[1]] != samples.y[samples.train[0]]).all()
-    assert noisy.validation == []
+    assert [len(indices) for indices in noisy.validation] == [0, 0]
 
 
 def test_samples_without_noise_are_not_copied():
@@ -108,7 +113,7 @@ def test_samples_without_noise_are_not_copied():
 
 def test_feature_noise_rejects_token_ids():
     samples = make_samples()
-    tokens = ClientSamples(samples.x.long(), samples.y, samples.train, samples.test, [], samples.global_test)
+    tokens = replace(samples, x=samples.x.long())
     with pytest.raises(SettingsError, match=r"^dataset\.feature_noise: 0\.1 .*token"):
         corrupt(tokens, feature_noise=0.1)
 

@@ -284,6 +284,7 @@ def main() -> None:
     sys.path.insert(0, str(arguments.code.resolve()))
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # the output of the commands
+    sys.stdout = os.fdopen(1, "w", closefd=False)
     import torch  # noqa: F401  # once, for all commands
 
     import fedpipe

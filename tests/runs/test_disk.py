@@ -20,7 +20,7 @@ from fedpipe.core.storage import archive, layout, packing
 from fedpipe.core.storage.files import compute_file_sha256, read_json, write_json
 from fedpipe.core.storage.layout import RunFiles
 from fedpipe.engine.blocks import Block
-from fedpipe.engine.run import open_run
+from fedpipe.engine.run import Run
 from fedpipe.settings.execution import Execution
 from tests import small_studies as studies
 
@@ -260,7 +260,7 @@ def test_files_without_valid_tensors_are_rejected_despite_matching_sha256(
         write_json(record, manifest)
 
     def read_states() -> None:
-        run = open_run(files.path, Execution())
+        run = Run(files, Execution())
         run.load_server_state(2)
         run.load_kept_state(run.checkpoint.read_state_json(2)["participants"][0], 2)
         Block.read(files.get_round_files(3).get_block_uploads_path(0))

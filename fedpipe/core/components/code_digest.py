@@ -38,7 +38,6 @@ from fedpipe.core.storage.files import compute_file_sha256
 
 SHARED_ENTRY_POINTS = (  #: entry points of the shared code
     ("fedpipe.engine.run", "Run"),
-    ("fedpipe.engine.run", "open_run"),
     ("fedpipe.planning.download", "load_and_save_dataset"),
     ("fedpipe.planning.partition", "partition_dataset"),
 )

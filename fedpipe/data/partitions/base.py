@@ -242,8 +242,8 @@ class DirichletBase(Scheme):
             alternative = f", or federation.clients at most {max_clients}" if max_clients else ""
             raise SettingsError(
                 f"partition.minimum: {self.minimum} for each of {num_clients} clients needs "
-                f"{num_clients * self.minimum} "
-                f"samples, but there are {num_samples}. Use at most {num_samples // num_clients}{alternative}."
+                f"{num_clients * self.minimum} samples, but there are {num_samples}. Use at most "
+                f"{num_samples // num_clients}{alternative}."
             )
 
     @override

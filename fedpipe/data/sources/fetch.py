@@ -94,12 +94,7 @@ class Fetcher:
                 raise ArtifactError(f"{path} is missing. Put the file with SHA-256 {sha256} there.")
             _verify_checksum(path, f"sha256:{sha256}", str(path))
             return path
-        try:
-            return self._download(self._get_mirror_url(name), f"sha256:{sha256}", cached_file)
-        except OSError as error:
-            raise ArtifactError(
-                f"dataset.mirror: {self._get_mirror_url(name)} can't be downloaded ({_describe_download_error(error)})."
-            ) from error
+        return self._download_from_mirror(name, f"sha256:{sha256}", cached_file)
 
     def fetch_unpinned(self, name: str) -> Path | None:
         """Local path of the mirror's file with that name, without a check. None if the mirror has none."""
@@ -107,8 +102,11 @@ class Fetcher:
             return None
         if (path := self._get_local_mirror_path(name)) is not None:
             return path
+        return self._download_from_mirror(name, None, self.cache / "undeclared" / name)
+
+    def _download_from_mirror(self, name: str, checksum: str | None, path: Path) -> Path:
         try:
-            return self._download(self._get_mirror_url(name), None, self.cache / "undeclared" / name)
+            return self._download(self._get_mirror_url(name), checksum, path)
         except OSError as error:
             raise ArtifactError(
                 f"dataset.mirror: {self._get_mirror_url(name)} can't be downloaded ({_describe_download_error(error)})."
@@ -139,11 +137,11 @@ class Fetcher:
             return mirror_file
         from requests import RequestException
 
-        cached_file = self.cache / file.name
-        urls = [self._get_mirror_url(file.name)] if self.mirror is not None and mirror_file is None else []
-        for url in (urls := [*urls, *file.urls]):
+        mirror_urls = [self._get_mirror_url(file.name)] if self.mirror is not None and mirror_file is None else []
+        urls = [*mirror_urls, *file.urls]
+        for url in urls:
             try:
-                return self._download(url, file.checksum, cached_file)
+                return self._download(url, file.checksum, self.cache / file.name)
             except RequestException:
                 if url == urls[-1]:
                     raise

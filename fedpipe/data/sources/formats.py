@@ -290,9 +290,8 @@ def _read_other_columns(table: pa.Table, sample_columns: Sequence[str]) -> tuple
     for name in table.column_names:
         kind = table.schema.field(name).type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        is_pandas_index = re.fullmatch(
-            r"__index_level_\d+__", name
-        )  # to_parquet writes it after a shuffle or selection
+        # to_parquet writes it after a shuffle or selection.
+        is_pandas_index = re.fullmatch(r"__index_level_\d+__", name)
         if name in sample_columns or is_pandas_index:
             continue
         if table.column_names.count(name) > 1:

@@ -28,7 +28,7 @@ def make_word_analyzer() -> Analyzer:
 def make_basic_english_analyzer() -> Analyzer:
     """Analyzer for lower-case words, in which ``. , ( ) ! ? '`` are separate words and ``" ; :`` are dropped.
 
-    Source: torchtext's tokeniser "basic_english", which PFLlib uses for AG News.
+    Source: torchtext's tokenizer "basic_english", which PFLlib uses for AG News.
     """
     return _make_analyzer(
         r"[.,()!?']|[^\s.,()!?';:]+", lambda text: re.sub("<br />", " ", text.lower().replace('"', ""))

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from fedpipe.core import rng
 from fedpipe.core.errors import SettingsError
+from fedpipe.engine.clients.federated_data import Integers
 from fedpipe.settings.dataset import LabelNoiseKind
-
-Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class ClientSamples:
     y: Tensor
     train: Sequence[Integers]
     test: Sequence[Integers]
-    validation: Sequence[Integers]  #: empty without validation samples
+    validation: Sequence[Integers]
     global_test: Integers
 
     def replace_rows(self, x: Tensor, y: Tensor, rows: Sequence[Integers], has_test: bool) -> ClientSamples:
@@ -50,7 +49,7 @@ class ClientSamples:
         def map_to_new_rows(parts: Sequence[Integers]) -> list[Integers]:
             return [
                 start + np.searchsorted(client_rows, part)
-                for start, client_rows, part in zip(starts, rows, parts, strict=False)
+                for start, client_rows, part in zip(starts[:-1], rows, parts, strict=True)
             ]
 
         return ClientSamples(
@@ -97,8 +96,7 @@ def add_feature_noise(samples: ClientSamples, sigma: float, seed: int, dtype: to
     x, count = samples.x, len(samples.train)
     if not (x.is_floating_point() or x.dtype == torch.uint8):
         raise SettingsError(f"dataset.feature_noise: {sigma} can't be used with token ids. Use 0.")
-    validation = samples.validation or [np.empty(0, np.int64)] * count
-    parts = zip(samples.train, samples.test, validation, strict=True)
+    parts = zip(samples.train, samples.test, samples.validation, strict=True)
     rows, noisy_inputs = [np.unique(np.concatenate(client_parts)) for client_parts in parts], []
     for client, client_rows in enumerate(rows):
         generator = rng.make_generator(seed, "feature noise", client=client)
@@ -116,8 +114,7 @@ def add_label_noise(
     Symmetric noise draws one of the other classes. Pairwise noise takes the next class, and class 0 after the last one
     (Han et al., Co-teaching, NeurIPS 2018). Test samples have their true classes.
     """
-    validation = samples.validation or [np.empty(0, np.int64)] * len(samples.train)
-    rows = [np.unique(np.concatenate(parts)) for parts in zip(samples.train, validation, strict=True)]
+    rows = [np.unique(np.concatenate(parts)) for parts in zip(samples.train, samples.validation, strict=True)]
     labels = []
     for client, (client_rows, rate) in enumerate(zip(rows, rates, strict=True)):
         generator = rng.make_generator(seed, "label noise", client=client)

@@ -203,14 +203,10 @@ def evaluate_round(
     """
     tables, clients = [], clients.select_round_samples(round_number)
     global_tests, global_scorer = get_test_sets(settings, "global"), None
-    if global_tests and not algorithm.net.client_buffers:  # a server's model needs running statistics
-        with call_server_hooks(algorithm, server):
-            global_model = algorithm.global_model(server)
-            extra_models = algorithm.extra_models(server) if global_model and "global" in global_tests else {}
-            extra_models = contract.validate_extra_models(algorithm, extra_models)
-        if global_model is not None:
-            has_batch_statistics = algorithm.net.has_batch_statistics
-            global_scorer = ModelScorer(settings, executor, clients, round_number, global_model, has_batch_statistics)
+    server_models = make_server_models(algorithm, server, global_tests)
+    if (global_model := server_models.pop("global", None)) is not None:
+        has_batch_statistics = algorithm.net.has_batch_statistics
+        global_scorer = ModelScorer(settings, executor, clients, round_number, global_model, has_batch_statistics)
     for model, phase in PHASES.items():
         test_sets = get_test_sets(settings, model)
         if not test_sets or (model == "prototype" and not algorithm.has_prototype_logits):
@@ -243,13 +239,25 @@ def evaluate_round(
         matrices_by_name["SL"] = global_scorer.compute_soft_labels()
         if "head.weight" in global_scorer.model:
             matrices_by_name["CR"] = compute_class_relations(global_scorer.model["head.weight"])
-        for model, tensors in extra_models.items():
+        for model, tensors in server_models.items():
             extra_scorer = ModelScorer(settings, executor, clients, round_number, tensors)
             tables.append(make_metrics_table(settings, round_number, model, {-1: extra_scorer.score_server()}))
     metrics = pa.concat_tables(tables) if tables else get_metrics_schema(settings).empty_table()
     return EvaluationResult(
         metrics, make_matrices_table(round_number, "measured", {-1: matrices_by_name}) if matrices_by_name else None
     )
+
+
+def make_server_models(algorithm: Algorithm, server: State, tests: Sequence[Test]) -> dict[str, Tensors]:
+    """Make the models of the server that the test sets need, by name: the global one, if any, and extra ones."""
+    if not tests or algorithm.net.client_buffers:  # a server's model needs running statistics
+        return {}
+    with call_server_hooks(algorithm, server):
+        global_model = algorithm.global_model(server)
+        if global_model is None:
+            return {}
+        extra_models = algorithm.extra_models(server) if "global" in tests else {}
+        return {"global": global_model, **contract.validate_extra_models(algorithm, extra_models)}
 
 
 def has_common_model(

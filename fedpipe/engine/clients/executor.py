@@ -98,8 +98,8 @@ class ClientTask:
     participants
         Clients of all jobs in this phase. By default all clients.
     ids_to_cache
-        Clients that train next from the same states, in the same round. The loop caches
-        their personalized states until then.
+        Participants of the next round, which begins with these states. The loop caches their personalized states until
+        then.
     metrics
         Metrics of the tests in addition to accuracy and loss.
     samples_round

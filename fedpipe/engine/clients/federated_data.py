@@ -69,9 +69,8 @@ class FederatedData:
         self.train, self.test, self.global_test = list(train), list(test), global_test
         self.validation = list(validation) or [np.empty(0, np.int64)] * len(self.train)
         pairs = zip(self.validation, self.train, strict=True)
-        self.validation_or_train = [
-            validation_indices if len(validation_indices) else train for validation_indices, train in pairs
-        ]  # a client without validation samples uses its training samples
+        # A client without validation samples uses its training samples.
+        self.validation_or_train = [validation if len(validation) else train for validation, train in pairs]
         self.ids: Sequence[int] = range(len(self.train))  #: clients that have samples here, ascending
         self.transforms, self.data_checksums = transforms, data_checksums
         counts = np.stack([np.bincount(y[indices].cpu().numpy(), minlength=num_classes) for indices in self.train])
@@ -156,7 +155,7 @@ class FederatedData:
     def compute_subset_size(self, client: int, fraction: float = 1.0) -> int:
         """Number of samples in a fraction of the client's training samples."""
         count = len(self.train[client])
-        return count if fraction >= 1 else max(1, round_half_up(fraction * count))
+        return count if fraction >= 1 else max(1, int(fraction * count + 0.5))
 
     def gather_samples(self, indices: Integers | Tensor) -> tuple[Tensor, Tensor]:
         """Gather inputs and classes of samples."""
@@ -231,8 +230,3 @@ class FederatedData:
     def get_noise_key(self, client: int, round_number: int, stream: str, epoch: int) -> int:
         """Noise key of an epoch: 62 bits, to which the number of a batch is added."""
         return rng.derive_entropy(self.seed, f"{stream}/noise/{epoch}", round_number, client) >> 66
-
-
-def round_half_up(value: float) -> int:
-    """Nearest integer."""
-    return int(value + 0.5)

@@ -29,18 +29,25 @@ BATCH_SIZE = 250  #: samples per call of the base
 
 def get_features_path(settings: RunSettings) -> Path:
     """Path of a run's features, with a hash of the base, the data set and the transforms."""
-    key_settings = {
-        "dataset": store.get_stored_dataset_path(settings.dataset).stem,
-        "model": settings.model,
-        "transforms": settings.transforms,
-        "dtype": settings.federation["dtype"],
-    }
-    key = compute_json_digest(key_settings)
-    return (
-        RESULTS
-        / "features"
-        / f"{store.get_stored_dataset_path(settings.dataset).stem}-{settings.model['name']}-{key}.pt"
-    )
+    dataset, model = store.get_stored_dataset_path(settings.dataset).stem, settings.model
+    dtype = settings.federation["dtype"]
+    key = compute_json_digest({"dataset": dataset, "model": model, "transforms": settings.transforms, "dtype": dtype})
+    return RESULTS / "features" / f"{dataset}-{model['name']}-{key}.pt"
+
+
+def replace_frozen_base(
+    model: Model,
+    build_network: Callable[[], Network],
+    clients: FederatedData,
+    path: Path,
+    threads: int,
+    made_by: Mapping[str, Any],
+) -> tuple[FederatedData, Callable[[], Network]]:
+    """Replace the samples by features of the frozen base. Return them, and the builder of the other layers."""
+    with torch.random.fork_rng(devices=[]):
+        base, _ = model.split_frozen_base(build_network())
+    features = replace_inputs_by_features(clients, base, path, threads, made_by)
+    return features, lambda: model.split_frozen_base(build_network())[1]
 
 
 def replace_inputs_by_features(
@@ -76,14 +83,3 @@ def compute_features(clients: FederatedData, base: nn.Module, threads: int = 1) 
 
     with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         return torch.cat(list(pool.map(compute_batch_features, range(0, len(clients.y), BATCH_SIZE))))
-
-
-def build_frozen_base(model: Model, shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """Build the frozen base of a model's network."""
-    with torch.random.fork_rng(devices=[]):
-        return model.split_frozen_base(model.build_initial_network(shape, num_classes))[0]
-
-
-def build_network_above_base(model: Model, build_network: Callable[[], Network]) -> Network:
-    """Build the trained network, which takes the features of the frozen base."""
-    return model.split_frozen_base(build_network())[1]

@@ -53,9 +53,8 @@ class SGD(Optimizer):
         if self.momentum:
             gradient = self.momentum * slots["buffer"] + gradient
             slots = {"buffer": gradient}
-        out_tensors = (
-            gradient if can_overwrite_gradient and not self.momentum else {}
-        )  # allocating memory costs as much as a small layer
+        # Allocating memory costs as much as a small layer.
+        out_tensors = gradient if can_overwrite_gradient and not self.momentum else {}
         new_parameters = (
             (name, torch.add(value, gradient[name], alpha=-self.learning_rate, out=out_tensors.get(name)))
             for name, value in parameters.items()

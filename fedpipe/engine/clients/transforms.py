@@ -64,9 +64,7 @@ def _rotate_images(x: Tensor, angle: Tensor) -> Tensor:
     vertical_coordinates = (torch.arange(height, device=x.device) - (height - 1) / 2).reshape(1, -1, 1)
     horizontal_coordinates = (torch.arange(width, device=x.device) - (width - 1) / 2).reshape(1, 1, -1)
     cosine, sine = angle.cos().reshape(-1, 1, 1), angle.sin().reshape(-1, 1, 1)
-    rows, columns = (
-        cosine * vertical_coordinates + sine * horizontal_coordinates,
-        cosine * horizontal_coordinates - sine * vertical_coordinates,
-    )  # source of each pixel
+    rows = cosine * vertical_coordinates + sine * horizontal_coordinates  # source of each pixel
+    columns = cosine * horizontal_coordinates - sine * vertical_coordinates
     grid = torch.stack([columns * 2 / width, rows * 2 / height], -1).to(x.dtype)
     return F.grid_sample(x, grid, mode="nearest", align_corners=False)

@@ -127,13 +127,11 @@ def add_model_to_uploads(
 
         @override
         def upload(self, client: State) -> State:
-            model_parts = {MODEL: get_personal_model(self, client)} | (
-                {CLIENT_BUFFERS: client[BUFFERS]} if BUFFERS in client else {}
-            )
+            model_parts = {MODEL: get_personal_model(self, client)}
+            model_parts |= {CLIENT_BUFFERS: client[BUFFERS]} if BUFFERS in client else {}
             trace_parts = {part: client[part] for part in (TRACE, STEP) if part in client}
-            base_upload: State = (
-                super().upload(client) if finetune_epochs is None else {}
-            )  # fine-tuning may need local training
+            # Without local training, the parts of an upload may be missing.
+            base_upload: State = super().upload(client) if finetune_epochs is None else {}
             return base_upload | model_parts | trace_parts
 
         @override
@@ -168,11 +166,8 @@ def add_model_to_uploads(
             is_current = is_current.reshape(-1, *(1,) * traced_value.dim())
             return client | {TRACE: torch.where(is_current, traced_value, client[TRACE])}
 
-    WithModelUploads.__module__, WithModelUploads.__qualname__, WithModelUploads.__name__ = (
-        kind.__module__,
-        kind.__qualname__,
-        kind.__name__,
-    )
+    WithModelUploads.__module__, WithModelUploads.__qualname__ = kind.__module__, kind.__qualname__
+    WithModelUploads.__name__ = kind.__name__
     uploading_algorithm = copy.copy(algorithm)
     object.__setattr__(uploading_algorithm, "__class__", WithModelUploads)
     return uploading_algorithm

@@ -31,9 +31,8 @@ def choose_storage_device(
     """Choose the device of states between passes: the job's device, or the CPU if they are too large."""
     if device.type == "cpu":
         return device
-    client_bytes = count_bytes(
-        [make_initial_model(0), kept_state, kept_state]
-    )  # uploads, kept states, and previous kept states
+    # An upload, a kept state, and the previous kept state.
+    client_bytes = count_bytes([make_initial_model(0), kept_state, kept_state])
     needed_bytes = 2 * count_bytes(server) + participants * client_bytes
     return device if needed_bytes <= MAX_DEVICE_BYTES else torch.device("cpu")
 

@@ -45,8 +45,8 @@ class StackExecutor(Executor):
     """Trains up to ``width`` clients at a time, in stacks that depend only on the round's participants.
 
     The first rows are the largest clients. As other clients finish, the stack becomes narrower in fixed widths, and
-    clients that finish in between are idle. Padding samples have no weight. A client's bits never depend on the other
-    clients: if a job trains only some participants, the rows of the others are empty.
+    clients that finish in between are idle. Padding samples have no weight. A client's bits depend on the round's
+    participants, and not on which of them this job trains: the rows of the others are empty.
 
     The other parameters are those of :class:`~fedpipe.engine.clients.loop.LoopExecutor`.
 
@@ -70,11 +70,8 @@ class StackExecutor(Executor):
         self.name = f"stack of {width}"
         torch.set_num_threads(1)  # on a CPU the order of sums depends on threads
         self._algorithm, self._clients, self._width = algorithm, clients, width
-        self._finetune_epochs, self._backend, self._graph_cache = (
-            finetune_epochs,
-            backend,
-            backend and GraphCache(backend),
-        )
+        self._finetune_epochs, self._backend = finetune_epochs, backend
+        self._graph_cache = backend and GraphCache(backend)
         self._round_algorithm, self._storage_device = algorithm, storage_device or clients.device
 
     @override
@@ -91,10 +88,10 @@ class StackExecutor(Executor):
     @override
     def run(self, task: ClientTask) -> Iterator[Outcome]:
         self._set_round_learning_rate(task.round)
-        outcomes: dict[int, Outcome] = {}
+        outcomes, ids = dict[int, Outcome](), frozenset(task.ids)
         participants = self._clients.ids if task.participants is None else task.participants
         for stack_clients in schedule.group_clients_into_stacks(self._clients.sizes, participants, self._width):
-            if local_clients := [client for client in stack_clients if client in task.ids]:
+            if local_clients := [client for client in stack_clients if client in ids]:
                 with torch.no_grad(), contract.explain_user_errors(self._algorithm), explain_out_of_memory(self._width):
                     stack_outcomes = self._run_stack(task, stack_clients, local_clients)
                 outcomes |= {outcome.client: outcome for outcome in stack_outcomes}
@@ -102,19 +99,14 @@ class StackExecutor(Executor):
 
     def _set_round_learning_rate(self, round_number: int) -> None:
         """Set the round's learning rate. Recorded steps contain the rate, so they are discarded."""
-        previous_federation, self._round_algorithm = (
-            self._round_algorithm.federation,
-            self._algorithm.bind_round(round_number, self._clients.seed),
-        )
+        previous_federation = self._round_algorithm.federation
+        self._round_algorithm = self._algorithm.bind_round(round_number, self._clients.seed)
         if self._backend is not None and self._round_algorithm.federation != previous_federation:
             self._graph_cache = GraphCache(self._backend)
 
     def _run_stack(self, task: ClientTask, stack_clients: list[int], local_clients: list[int]) -> list[Outcome]:
-        algorithm, clients, device = (
-            self._round_algorithm,
-            task.select_round_samples(self._clients),
-            self._clients.device,
-        )
+        algorithm, device = self._round_algorithm, self._clients.device
+        clients = task.select_round_samples(self._clients)
         allowed_widths = schedule.get_allowed_stack_widths(self._width)
         stack_run = StackRun(
             algorithm, clients, task.round, stack_clients, local_clients, allowed_widths, self._graph_cache

@@ -119,11 +119,8 @@ class StackRun:
         epochs, steps = client_epochs[self._stack_clients[0]]
         client_pass = self.make_client_pass(training, state)
         state = vmap(client_pass.add_optimizer_state)(state)
-        step, step_ranges, active = (
-            self.make_stack_step(client_pass),
-            self._split_steps_by_active_clients(training),
-            None,
-        )
+        step, step_ranges = self.make_stack_step(client_pass), self._split_steps_by_active_clients(training)
+        active: Flags | None = None
         epoch_groups = [[epoch] for epoch in epochs] if training.when is not None else [list(epochs)] if epochs else []
         for epoch_group in epoch_groups:
             if training.when is not None:
@@ -305,10 +302,8 @@ class StackRun:
         step_ranges, batch_plan = self.make_evaluation_plan(samples, keys)
         sums: dict[str, Tensor] = {}
         for step_range in step_ranges:
-            narrow_state, range_plan = (
-                take_first_rows(state, step_range.width),
-                batch_plan.slice_steps(step_range.first, step_range.stop, step_range.width),
-            )
+            narrow_state = take_first_rows(state, step_range.width)
+            range_plan = batch_plan.slice_steps(step_range.first, step_range.stop, step_range.width)
             for number in range(len(range_plan.samples)):
                 sums = {
                     name: _replace_first_rows(sums[name][: step_range.width] + term, sums[name]) if sums else term
@@ -321,10 +316,8 @@ class StackRun:
     ) -> tuple[list[StepRange], BatchPlan]:
         """Make the plan of an evaluation. A client without samples has one empty batch."""
         counts = [schedule.count_batches(len(samples[client]), MEASURE_BATCH) for client in self._stack_clients]
-        step_ranges, orders = (
-            schedule.split_steps_by_stack_width(counts, self._allowed_widths),
-            self._collect_client_values(lambda client: samples[client], NO_SAMPLES),
-        )
+        step_ranges = schedule.split_steps_by_stack_width(counts, self._allowed_widths)
+        orders = self._collect_client_values(lambda client: samples[client], NO_SAMPLES)
         plan = schedule.make_sample_index_table(orders, keys, MEASURE_BATCH, step_ranges[-1].stop, len(self.rows))
         return step_ranges, BatchPlan.from_table(plan, keys is not None, self._clients.dtype, self._clients.device)
 
