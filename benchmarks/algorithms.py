@@ -95,7 +95,7 @@ class Operations:
 def measure(run: Run, round_number: int) -> float:
     """Processor seconds of a round."""
     begin = time.process_time()
-    block = run.train(round_number, run.participants(round_number))
+    block = run.train(round_number, run.select_participants(round_number))
     run.aggregate(round_number, [block])
     seconds = time.process_time() - begin
     run.checkpoint.mark_round_complete(round_number, {})
@@ -105,7 +105,7 @@ def measure(run: Run, round_number: int) -> float:
 def count(run: Run, round_number: int) -> int:
     """Count the operations of a round's passes, which run again for this."""
     with Operations() as operations, torch.no_grad():
-        run.train(round_number, run.participants(round_number))
+        run.train(round_number, run.select_participants(round_number))
     return operations.count
 
 

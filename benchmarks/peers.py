@@ -75,7 +75,7 @@ def prepare_job(case_name: str, folder: Path, options: argparse.Namespace) -> Jo
     plan: dict[str, Any] = assign_clients(case, y)
     torch.save(plan, folder / "plan.pt")
     run = open_run(folder / "initial", Job(str(folder), case_name, options.rounds, options.threads, options.seed))
-    plan["schedule"] = [run.participants(number) for number in range(1, options.rounds + 2)]
+    plan["schedule"] = [run.select_participants(number) for number in range(1, options.rounds + 2)]
     plan["initial"] = list(run.algorithm.net.parameters(run.make_initial_model(0)).values())
     torch.save(plan, folder / "plan.pt")
     return Job(str(folder), case_name, options.rounds, options.threads, options.seed)

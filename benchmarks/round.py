@@ -205,7 +205,7 @@ def measure_variant(
 
 def count_step_rows(run: Run) -> int:
     """Number of clients that the steps of stacks compute in a round, also those that have finished."""
-    stacks = run.executor.describe_stacks(run.participants(1), 1)
+    stacks = run.executor.describe_stacks(run.select_participants(1), 1)
     return sum(width * steps for stack in stacks for width, steps in stack["widths"])
 
 

@@ -123,7 +123,7 @@ def run_single_rounds(plan: NewPlan, rounds: int, size: int, **execution: Any) -
 
     open_run().write_initial_round()
     for number in range(1, rounds + 1):
-        ids, files = open_run().participants(number), open_run().files.get_round_files(number)
+        ids, files = open_run().select_participants(number), open_run().files.get_round_files(number)
         paths = []
         for first in range(0, len(ids), size):
             paths.append(files.get_block_uploads_path(len(paths)))

@@ -355,7 +355,7 @@ class Results:
         """
         with contextlib.chdir(self.folder):
             cell, number = self._find_cell_and_round(algorithm, seed, grid, round, first=1)
-            return self._open_run(cell).participants(number)
+            return self._open_run(cell).select_participants(number)
 
     def batches(
         self,

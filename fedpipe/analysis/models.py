@@ -15,7 +15,7 @@ from fedpipe.algorithms.passes import Train
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage.layout import RunFiles
 from fedpipe.core.tensors import Tensors
-from fedpipe.engine.clients.executor import ClientTask, Score, Test, activate_eval_mode, get_passes
+from fedpipe.engine.clients.executor import ClientTask, Score, TestSet, activate_eval_mode, get_passes
 from fedpipe.engine.clients.loop import ClientRun, LoopExecutor
 from fedpipe.engine.run import Run
 from fedpipe.engine.torch_env import numerics
@@ -140,7 +140,7 @@ class _ModelCapture(LoopExecutor):
 
     captured_model: Tensors
 
-    def _score_test_set(self, client_run: ClientRun, task: ClientTask, state: State, test: Test) -> Score:
+    def _score_test_set(self, client_run: ClientRun, task: ClientTask, state: State, test: TestSet) -> Score:
         algorithm = client_run.algorithm
         calls: list[tuple[dict[str, Tensor], Tensor]] = []
         recording_algorithm = algorithm.bind(

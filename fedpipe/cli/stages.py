@@ -161,7 +161,7 @@ def train_block(
 ) -> None:
     """Train a block of the participants of a round."""
     run = _open_run(path, threads, device, stack, graphs)
-    participants = run.participants(round)
+    participants = run.select_participants(round)
     ids = participants[block * size : (block + 1) * size]
     if not ids:
         last_block = (len(participants) - 1) // size

@@ -243,7 +243,7 @@ def validate_loss(algorithm: Algorithm, training: Train, result: Any) -> None:
         )
 
 
-def update_client(algorithm: Algorithm, function: Callable[..., Any], client: State, *args: Any) -> State:
+def call_pass_function(algorithm: Algorithm, function: Callable[..., Any], client: State, *args: Any) -> State:
     """Apply a function of a pass, which must return the client's state."""
     result = function(client, *args)
     advice = "Return the client with your changes, such as client | {'model': model}."

@@ -31,7 +31,7 @@ from fedpipe.engine import contract
 from fedpipe.engine.blocks import Block
 from fedpipe.engine.checkpoint import Checkpoint
 from fedpipe.engine.clients import drift, evaluation, frozen
-from fedpipe.engine.clients.executor import FIRST, ClientTask, Executor, Phase, Score, Test, init_client
+from fedpipe.engine.clients.executor import FIRST, ClientTask, Executor, Phase, Score, TestSet, init_client
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.engine.clients.load import get_data_paths, load_federated_data
 from fedpipe.engine.clients.loop import LoopExecutor
@@ -134,7 +134,7 @@ class Rounds:
             else None
         )
         self._code = ComponentCode(model, unbound_algorithm)
-        self._initial_score_caches = defaultdict[FederatedData, dict[int, Mapping[Test, Score]]](dict)
+        self._initial_score_caches = defaultdict[FederatedData, dict[int, Mapping[TestSet, Score]]](dict)
         self._was_complete: dict[int, bool] = {}  #: whether each round had a marker when this process began it
 
     def open_in_other_folder(self, files: RunFiles) -> Rounds:
@@ -169,7 +169,7 @@ class Rounds:
         """Bind the algorithm to a round, with the run's seed."""
         return self.algorithm.bind_round(round_number, self.settings.seed)
 
-    def participants(self, round_number: int) -> list[int]:
+    def select_participants(self, round_number: int) -> list[int]:
         """Select the participants of a round, in ascending order."""
         algorithm, load_server = self._bind_algorithm(round_number), lambda: self.load_server_state(round_number - 1)
         ids = self.clients.ids
@@ -190,7 +190,7 @@ class Rounds:
         phase: Phase,
         round_number: int,
         ids: Sequence[int],
-        tests: Sequence[Test] = (),
+        tests: Sequence[TestSet] = (),
         participants: Sequence[int] | None = None,
         samples_round: int | None = None,
     ) -> ClientTask:
@@ -238,8 +238,8 @@ class Rounds:
         self._begin_step(round_number)
         start_time = time.perf_counter()
         test_lists = evaluation.get_test_sets_after_training(self.evaluation, self._is_evaluated(round_number)).values()
-        tests: list[Test] = sorted({test for test_list in test_lists for test in test_list})
-        participants = self.participants(round_number)
+        tests: list[TestSet] = sorted({test for test_list in test_lists for test in test_list})
+        participants = self.select_participants(round_number)
         block = Block(
             self.settings.key,
             round_number,
@@ -316,11 +316,11 @@ class Rounds:
 
     def _compute_upload_weights(self, round_number: int, block: Block) -> WeightedUploads:
         """Compute the weights of a round's uploads."""
-        if block.ids != self.participants(round_number):
+        if block.ids != (participants := self.select_participants(round_number)):
             path = self.files.get_round_files(round_number).path
             raise ArtifactError(
-                f"{path}: its blocks contain the clients {block.ids} instead of {self.participants(round_number)}. "
-                "Delete the folder and run again."
+                f"{path}: its blocks contain the clients {block.ids} instead of {participants}. Delete the folder and run "
+                "again."
             )
         is_finite_flags = [is_finite((outcome.upload, outcome.kept_state)) for outcome in block.outcomes]
         finite_mask = np.array(torch.stack(is_finite_flags).tolist())
@@ -387,7 +387,7 @@ class Rounds:
                 self._make_send(round_number + 1),
                 get_kept_state,
                 round_number,
-                next_participants=self.participants(round_number + 1),
+                next_participants=self.select_participants(round_number + 1),
             )
             metrics = result.metrics
             if self.new_clients:
@@ -424,8 +424,8 @@ class Rounds:
         return read_parquet(path, self.checkpoint.read_state_json(round_number)["sha256"][path.name])
 
     def _score_initial_models(
-        self, round_number: int, ids: Sequence[int], tests: Sequence[Test]
-    ) -> dict[int, Mapping[Test, Score]]:
+        self, round_number: int, ids: Sequence[int], tests: Sequence[TestSet]
+    ) -> dict[int, Mapping[TestSet, Score]]:
         """Score the initial models of clients on their samples of a round, each once per process."""
         cache = self._initial_score_caches[self.clients.select_round_samples(round_number)]
         if missing_ids := [client for client in ids if client not in cache]:
@@ -435,7 +435,7 @@ class Rounds:
 
     def run_round(self, round_number: int) -> None:
         """Run a complete round in this process."""
-        self.aggregate(round_number, [self.train(round_number, self.participants(round_number))])
+        self.aggregate(round_number, [self.train(round_number, self.select_participants(round_number))])
         self.evaluate(round_number)
 
     def _require_same_data(self, round_number: int) -> None:

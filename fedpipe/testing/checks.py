@@ -370,7 +370,7 @@ def check_traffic(algorithm: Algorithm) -> Iterator[str]:
     """The counted bytes are those of all tensors that travel. Parts that `traffic` omits have no effect."""
     for width in (None, 3):
         trial = make_trial(algorithm, width=width).run(1)
-        ids = trial.participants(2)
+        ids = trial.select_participants(2)
         outcomes = trial.train(ids)
         received_states = [get_received_state(trial, client) for client in ids]
         pairs = [(outcome.bytes_down, state) for outcome, state in zip(outcomes, received_states, strict=True)]

@@ -19,7 +19,7 @@ from fedpipe.algorithms.batch import State
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.tensors import Tensors
 from fedpipe.engine import contract
-from fedpipe.engine.clients.executor import ClientTask, Outcome, Test
+from fedpipe.engine.clients.executor import ClientTask, Outcome, TestSet
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.engine.server.device import create_tensors_on_device_of
 from fedpipe.engine.torch_env.trees import stack_states, unstack_client
@@ -27,7 +27,7 @@ from fedpipe.testing.trial import Trial, describe_difference, make_trial, select
 
 Check = Callable[[Algorithm], list[str]]
 
-TESTS: tuple[Test, ...] = ("local", "global")
+TESTS: tuple[TestSet, ...] = ("local", "global")
 SGD: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.01}
 ADAM: dict[str, Any] = {"optimizer": "adam", "learning_rate": 0.01, "weight_decay": 0.01}
 ROUNDING = 1e-12  #: tolerance for sums in another order in float64, relative to a tensor's largest entry

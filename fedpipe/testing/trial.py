@@ -24,7 +24,7 @@ from fedpipe.engine.clients.executor import (
     Executor,
     Outcome,
     Phase,
-    Test,
+    TestSet,
     init_client,
     make_client_start_state,
 )
@@ -124,17 +124,17 @@ class Trial:
     def _bind_algorithm(self, round_number: int) -> Algorithm:
         return self.algorithm.bind_round(round_number, self.clients.seed)
 
-    def participants(self, round_number: int) -> list[int]:
+    def select_participants(self, round_number: int) -> list[int]:
         """Participants of a round, in ascending order."""
         algorithm = self._bind_algorithm(round_number)
         return select_participants(algorithm, self.clients.seed, round_number, self.clients.sizes, lambda: self.server)
 
     def train(
-        self, ids: Sequence[int] | None = None, tests: Sequence[Test] = (), phase: Phase = "train"
+        self, ids: Sequence[int] | None = None, tests: Sequence[TestSet] = (), phase: Phase = "train"
     ) -> list[Outcome]:
         """Train the next round's participants, or the clients ``ids``. The states of the trial do not change."""
         number = self.rounds + 1
-        participants = self.participants(number) if ids is None else None
+        participants = self.select_participants(number) if ids is None else None
         ids = participants or ids or []
         task = ClientTask(phase, number, ids, self.client_states.__getitem__, self.send, tests, participants)
         return list(self.executor.run(task))
@@ -155,7 +155,7 @@ class Trial:
         with torch.no_grad(), contract.explain_user_errors(self.algorithm):
             return make_contiguous(aggregate_uploads(self._bind_algorithm(self.rounds + 1), self.server, uploads))
 
-    def run(self, rounds: int = 1, ids: Sequence[int] | None = None, tests: Sequence[Test] = ()) -> Self:
+    def run(self, rounds: int = 1, ids: Sequence[int] | None = None, tests: Sequence[TestSet] = ()) -> Self:
         """Run rounds with the drawn participants, or with the clients ``ids`` in each round."""
         for _ in range(rounds):
             self.outcomes = self.train(ids, tests)

@@ -95,7 +95,7 @@ def train_plainly(list_batches):
         model, federation = dict(trial.server["model"]), trial.algorithm.federation
         for number in range(1, rounds + 1):
             uploads, sizes = [], []
-            for client in trial.participants(number):
+            for client in trial.select_participants(number):
                 module, received = (MLP(hidden=(6,)).build((5,), 4).double() for _ in range(2))
                 module.load_state_dict(model)
                 received.load_state_dict(model)

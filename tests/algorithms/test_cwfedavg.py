@@ -86,7 +86,7 @@ def test_cwfedavg_training_with_equal_distributions_equals_fedavg(make_clients, 
     settings = {"clients": clients, "participation": 0.5}
     class_wise = make_trial(CwFedAvg(wdr=0.0, distribution="empirical"), **settings).run(3)
     plain = make_trial(FedAvg(), **settings).run(3)
-    for client in plain.participants(3):
+    for client in plain.select_participants(3):
         assert_same(class_wise.start(client)["model"], plain.server["model"], tolerance=1e-12)
 
 

@@ -81,7 +81,7 @@ def test_dw_stack_matches_loop(make_trial, assert_same, name):
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "pfps_lwc", "ifca", "cwfedavg"])
 def test_dw_adds_matrix_and_counts_to_traffic(make_trial, name):
     with_dw, without = (make_trial(build_algorithm(name, mu), build_biasless_network) for mu in (0.1, None))
-    ids = with_dw.participants(1)
+    ids = with_dw.select_participants(1)
     down = [sum(map(count_bytes, trial.send(ids))) for trial in (with_dw, without)]
     up = [count_bytes(trial.train(ids)[0].upload) for trial in (with_dw, without)]
     assert down[0] - down[1] == 8 * 16

@@ -72,7 +72,7 @@ def test_fedas_three_rounds_match_pfllib(make_trial, assert_same, width, list_ba
     previous = {}
     for number in (1, 2, 3):
         uploads, traces = [], []
-        for client in trial.participants(number):
+        for client in trial.select_participants(number):
             module, old = load_mlp(body, heads[client]), load_mlp(previous.get(client, body), heads[client])
             x, y = clients.gather_samples(clients.train[client])
             means = {c: old.body(x[y == c]).detach().mean(0) for c in set(y.tolist())}

@@ -31,7 +31,7 @@ def test_fedbabu_matches_fedavg_loop_with_frozen_head(make_trial, assert_same, w
     trial = make_trial(FedBABU(), momentum=0.9, weight_decay=0.01, weighting=weighting)
     model = dict(trial.initial_model(0))
     for number in (1, 2, 3):
-        sent, ids = [], trial.participants(number)
+        sent, ids = [], trial.select_participants(number)
         for client in ids:
             module = MLP(hidden=(6,)).build((5,), 4).double()
             module.load_state_dict(model)

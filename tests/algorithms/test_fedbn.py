@@ -109,7 +109,7 @@ def test_fedbn_keeps_normalization_of_cnn5(make_trial, make_clients, assert_same
     family, clients = CNN5(channels=(2, 3), hidden=(6, 5), batch_norm=batch_norm), make_clients((1, 16, 16))
     build = functools.partial(family.build, (1, 16, 16), 4)
     fedbn, fedavg = (make_trial(algorithm, build, clients).run(2) for algorithm in (FedBN(), FedAvg()))
-    last = fedbn.participants(2)[0]
+    last = fedbn.select_participants(2)[0]
     models = [trial.start(last)["model"] for trial in (fedbn, fedavg)]
     if batch_norm:
         norm = fedbn.net.norm_names

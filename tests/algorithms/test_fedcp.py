@@ -92,7 +92,7 @@ def test_fedcp_three_rounds_match_pfllib(make_trial, assert_same, list_batches, 
     server = {name: dict(trial.server[name]) for name in ("body", "head", "policy")}
     heads = [dict(trial.initial_client_state["head"])] * len(trial.clients)
     for number in (1, 2, 3):
-        ids, uploads = trial.participants(number), []
+        ids, uploads = trial.select_participants(number), []
         for client in ids:
             module = Ensemble(server["policy"])
             for target, source in ((module.body, "body"), (module.body_g, "body"), (module.head_g, "head")):

@@ -54,7 +54,7 @@ def test_feddbe_two_rounds_match_pfllib_after_initialization(make_trial, assert_
     vectors = {client: torch.zeros(6, dtype=torch.float64) for client in range(len(trial.clients))}
     for number in (2, 3):
         uploads = {}
-        for client in trial.participants(number):
+        for client in trial.select_participants(number):
             module, vector = load_mlp(model), vectors[client].clone().requires_grad_()
             rules = [torch.optim.SGD(values, rate) for values in (module.parameters(), [vector])]
             running = torch.zeros(6, dtype=torch.float64)

@@ -100,7 +100,7 @@ def test_fednh_with_rho_1_matches_fedavg_loop_with_fixed_head(make_trial, assert
     trial.server["model"]["head.scale"] = model["head.scale"]
     for number in (1, 2, 3):
         sent = {}
-        for client in trial.participants(number):
+        for client in trial.select_participants(number):
             module = FedNH().adapt(MLP(hidden=(6,)).build((5,), 4)).double()
             module.load_state_dict(model)
             module.head.weight.requires_grad_(False)

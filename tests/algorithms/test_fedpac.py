@@ -119,7 +119,7 @@ def test_fedpac_three_rounds_match_authors_code(make_trial, assert_same, width):
     heads = [dict(trial.initial_model(0).only(trial.net.head_names))] * len(clients)
     prototypes = {}
     for number in (1, 2, 3):
-        ids, modules, statistics, own = trial.participants(number), [], [], []
+        ids, modules, statistics, own = trial.select_participants(number), [], [], []
         for client in ids:
             module = load_mlp(body, heads[client])
             x, y = clients.gather_samples(clients.train[client])

@@ -30,7 +30,7 @@ def test_fedrep_rounds_match_pytorch_loop(make_trial, assert_same, optimizer):
     heads = {client: dict(trial.initial_client_state["head"]) for client in range(len(trial.clients))}
     for number in (1, 2):
         sent = {}
-        for client in trial.participants(number):
+        for client in trial.select_participants(number):
             module = MLP(hidden=(6,)).build((5,), 4).double()
             module.load_state_dict(body | heads[client])
             for part, stream, epochs in ((module.head, "head", 3), (module.body, "batches", 2)):

@@ -80,7 +80,7 @@ def test_gpfl_three_rounds_match_pfllib(make_trial, assert_same, list_batches, w
     server = {part: dict(trial.server[part]) for part in trial.server}
     heads = [dict(trial.initial_client_state["head"])] * len(trial.clients)
     for number in (1, 2, 3):
-        ids, uploads = trial.participants(number), []
+        ids, uploads = trial.select_participants(number), []
         for client in ids:
             module, valve = MLP(hidden=(6,)).build((5,), 4).double(), CoV(server)
             module.load_state_dict({**server["body"], **heads[client]})

@@ -79,7 +79,7 @@ def run_study(settings, **execution):
     plan, tables = studies.prepare(settings), {}
     for planned_run, run in zip(plan.runs, studies.open_runs(plan, **execution), strict=True):
         studies.finish_run(run, planned_run.rounds)
-        ids = [set(run.participants(number)) for number in range(1, planned_run.rounds + 1)]
+        ids = [set(run.select_participants(number)) for number in range(1, planned_run.rounds + 1)]
         merged_files = planned_run.merged_files
         tables[planned_run.algorithm] = (
             ids,

@@ -104,7 +104,7 @@ def test_pfps_lwc_without_recall_and_penalty_matches_fedper_loop(make_trial, ass
     heads = {client: dict(trial.initial_client_state["head"]) for client in range(len(trial.clients))}
     for number in (1, 2, 3):
         sent = {}
-        for client in trial.participants(number):
+        for client in trial.select_participants(number):
             module = MLP(hidden=(6,)).build((5,), 4).double()
             module.load_state_dict(body | heads[client])
             rule = torch.optim.SGD(module.parameters(), 0.05, momentum=0.9)

@@ -111,7 +111,7 @@ def test_feddw_gradient_program_prints_two_norms_per_participant(capsys: pytest.
     exec(program.replace("round=20", "round=2"), {})
     clients, risks, regularizers = zip(*map(str.split, capsys.readouterr().out.splitlines()), strict=True)
     (run,) = studies.open_runs(plan)
-    assert list(map(int, clients)) == run.participants(2)
+    assert list(map(int, clients)) == run.select_participants(2)
     assert len(set(risks)) == len(clients), "each client has other samples"
     assert len(set(regularizers)) == 1, "the regularizer depends on the global model only"
     assert 0 < float(regularizers[0]) < min(map(float, risks))

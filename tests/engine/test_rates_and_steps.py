@@ -118,7 +118,7 @@ def train_by_hand(trial, rounds, settings, rate, clip, steps):
     clients = trial.clients
     for number in range(1, rounds + 1):
         result, weights = [], []
-        for client in trial.participants(number):
+        for client in trial.select_participants(number):
             parameters = list(network.parameters())
             with torch.no_grad():
                 for parameter, value in zip(parameters, model, strict=True):

@@ -168,7 +168,9 @@ def test_kept_running_statistics_are_not_uploaded(trial, assert_same, width):
     assert sizes == {8 * parameters}
     assert not any("running" in name for name in run_trial.server["model"])
     absent_client = next(
-        client for client in range(8) if client not in run_trial.participants(1) + run_trial.participants(2)
+        client
+        for client in range(8)
+        if client not in run_trial.select_participants(1) + run_trial.select_participants(2)
     )
     assert_same(run_trial.client_states[absent_client][BUFFERS], run_trial.net.client_buffers)
     means = [run_trial.client_states[outcome.client][BUFFERS]["body.1.running_mean"] for outcome in run_trial.outcomes]

@@ -97,7 +97,7 @@ def test_resumed_run_replays_initial_state(monkeypatch: pytest.MonkeyPatch) -> N
 def test_single_round_stages_reject_changed_code(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = start_study()
     run = studies.open_runs(plan)[0]
-    block = run.train(ROUNDS + 1, run.participants(ROUNDS + 1))
+    block = run.train(ROUNDS + 1, run.select_participants(ROUNDS + 1))
     with monkeypatch.context() as patch:
         replace_shared_code(patch, rate=2.0)
         other_run = studies.open_runs(plan)[0]
@@ -113,7 +113,7 @@ def test_single_round_stages_reject_changed_code(monkeypatch: pytest.MonkeyPatch
 def test_round_records_code_of_blocks_and_server(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = start_study()
     run = studies.open_runs(plan)[0]
-    block = run.train(ROUNDS + 1, run.participants(ROUNDS + 1))
+    block = run.train(ROUNDS + 1, run.select_participants(ROUNDS + 1))
     replace_shared_code(monkeypatch)
     other_run = studies.open_runs(plan)[0]
     other_run.aggregate(ROUNDS + 1, [block])
@@ -212,7 +212,7 @@ def test_changed_pinned_file_ends_run(monkeypatch: pytest.MonkeyPatch) -> None:
         next(rounds)
     assert run.files.list_complete_rounds() == [0, 1, 2]
     with pytest.raises(ArtifactError, match=r"prior\.json has changed since this job began"):
-        run.train(3, run.participants(3))  # a job of single rounds, whose block another job aggregates
+        run.train(3, run.select_participants(3))  # a job of single rounds, whose block another job aggregates
     Path("prior.json").write_text('{"factor": 1.0}')
     (resumed_run,) = studies.open_runs(plan)
     list(resumed_run.run_segment(4))

@@ -46,8 +46,8 @@ def run_studies(**faults: int) -> tuple[dict, Run]:
 
 def test_aggregation_ignores_failed_updates() -> None:
     _, run = run_studies(size=150)
-    sizes, previous_participants = run.clients.sizes, run.participants(1)
-    ids = run.participants(2)
+    sizes, previous_participants = run.clients.sizes, run.select_participants(1)
+    ids = run.select_participants(2)
     failed_clients = [client for client in ids if sizes[client] >= 150]
     finite_clients = [client for client in ids if sizes[client] < 150]
     assert failed_clients
@@ -105,7 +105,7 @@ def test_single_rounds_ignore_same_failed_updates(tmp_path) -> None:
     plan, run = run_studies(size=150)
     expected = files.compute_file_sha256(run.files.get_round_files(2).server_state)
     reopened_run = studies.open_runs(plan)[0]
-    ids = reopened_run.participants(2)
+    ids = reopened_run.select_participants(2)
     reopened_run.aggregate(2, [reopened_run.train(2, ids[:2]), reopened_run.train(2, ids[2:])])
     assert files.compute_file_sha256(run.files.get_round_files(2).server_state) == expected
 
@@ -119,7 +119,7 @@ def test_diverged_run_evaluates_all_participants_and_is_not_best() -> None:
     for run in (healthy, diverged):
         studies.finish_run(run, 4)
         trained = files.read_parquet(run.files.get_round_files(4).trained_accuracies).to_pandas()
-        assert trained["client"].tolist() == run.participants(4)
+        assert trained["client"].tolist() == run.select_participants(4)
         comparison = replay.replay_round(run, 4)
         assert not comparison.differing_files
     assert not files.read_parquet(diverged.files.get_round_files(4).participants).to_pandas()["finite"].all()

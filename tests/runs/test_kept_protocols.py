@@ -70,7 +70,7 @@ def test_kept_model_is_last_uploaded_or_initial_model(buffers: str) -> None:
     )
     result = {protocol: read_scores(run, protocol) for protocol in KEPT}
     for number in range(1, ROUNDS + 1):
-        block = run.train(number, run.participants(number))
+        block = run.train(number, run.select_participants(number))
         for client, upload, keep in zip(block.ids, block.uploads, block.kept_states, strict=True):
             models[client] = upload["model"] | keep.get(BUFFERS, {})
         for client, model in models.items():
@@ -81,7 +81,7 @@ def test_kept_model_is_last_uploaded_or_initial_model(buffers: str) -> None:
                 count_correct(run, model, global_indices),
                 len(global_indices),
             )
-    trained = {client for number in range(1, ROUNDS + 1) for client in run.participants(number)}
+    trained = {client for number in range(1, ROUNDS + 1) for client in run.select_participants(number)}
     assert trained < set(range(10)), "some client should never be trained"
     assert len({values[0] for values in result["kept-on-global"].values()}) > 5, "models should differ"
 
@@ -151,7 +151,9 @@ def test_kept_model_may_come_from_round_without_evaluation() -> None:
     run = run_study(prepare_study(evaluation={"every": 2}))
     result = read_scores(run, "kept-on-global")
     assert result == {key: values for key, values in all_scores.items() if key[0] % 2 == 0}
-    assert set(run.participants(1)) - set(run.participants(2)), "some client should be trained only in round 1"
+    assert set(run.select_participants(1)) - set(run.select_participants(2)), (
+        "some client should be trained only in round 1"
+    )
 
 
 def test_failed_update_keeps_earlier_kept_model() -> None:
@@ -159,14 +161,14 @@ def test_failed_update_keeps_earlier_kept_model() -> None:
     faulty = {"algorithm": "tests.runs.test_failed_updates.Faulty", "size": 100, "begins": 2}
     params |= {"algorithms": {"faulty": faulty}, "study": {"algorithms": ["faulty"]}}
     run = run_study(studies.prepare(params))
-    failed_clients = [client for client in run.participants(2) if run.clients.sizes[client] >= 100]
+    failed_clients = [client for client in run.select_participants(2) if run.clients.sizes[client] >= 100]
     assert failed_clients
     scores = read_scores(run, "kept-on-global")
     assert all(scores[2, client] == scores[1, client] for client in failed_clients)
-    assert any(client not in run.participants(1) for client in failed_clients), (
+    assert any(client not in run.select_participants(1) for client in failed_clients), (
         "some failed client should not have been trained earlier"
     )
-    other_clients = set(run.participants(2)) - set(failed_clients)
+    other_clients = set(run.select_participants(2)) - set(failed_clients)
     assert all(scores[2, client] != scores[1, client] for client in other_clients)
 
 

@@ -155,7 +155,7 @@ def test_global_model_matches_plain_loop_over_seen_clients() -> None:
     model = {name: value.clone() for name, value in run.load_server_state(0)["model"].items()}
     clients, participants = load_clients(run), []
     for number in range(1, ROUNDS + 1):
-        participants.append(run.participants(number))
+        participants.append(run.select_participants(number))
         uploads, sizes = [], []
         for client in participants[-1]:
             tensors = {name: value.clone().requires_grad_() for name, value in model.items()}
@@ -183,7 +183,7 @@ def test_server_state_has_rows_only_for_seen_clients() -> None:
     (run,) = studies.open_runs(prepare("fedamp", held_out=[0, 2]), stack=1)
     run_all(run)
     server = run.load_server_state(1)
-    participants = run.participants(1)
+    participants = run.select_participants(1)
     assert run.clients.ids == [1, 3, 4, 5]
     assert server["seen"].tolist() == [float(client in participants) for client in run.clients.ids]
     for position, client in enumerate(run.clients.ids):

@@ -31,7 +31,9 @@ def test_stack_has_equal_bits_in_single_rounds_with_blocks(label: str) -> None:
     plan = studies.prepare(studies.settings((label,), 2))
     run = studies.require_equal_bits(plan, 2, size=3, stack=4)
     stacks = read_stacks(run)
-    assert stacks == [schedule.describe_stacks(run.clients.sizes, run.participants(number), 4, 40) for number in (1, 2)]
+    assert stacks == [
+        schedule.describe_stacks(run.clients.sizes, run.select_participants(number), 4, 40) for number in (1, 2)
+    ]
     assert len(stacks[0]) == 2
     assert len(stacks[0][0]["widths"]) > 1, "clients of a stack should end after different numbers of steps"
     studies.delete_rounds(run.files.path)
@@ -58,7 +60,9 @@ def test_seeds_change_partition_model_and_participants() -> None:
     plan = studies.prepare(studies.settings(rounds=1, study={"seeds": [0, 1]}))
     first_run, second_run = studies.open_runs(plan)
     assert plan.runs[0].partition != plan.runs[1].partition
-    assert [first_run.participants(r) for r in range(1, 9)] != [second_run.participants(r) for r in range(1, 9)]
+    assert [first_run.select_participants(r) for r in range(1, 9)] != [
+        second_run.select_participants(r) for r in range(1, 9)
+    ]
     assert not first_run.make_initial_model(0)["head.weight"].equal(second_run.make_initial_model(0)["head.weight"])
 
 

@@ -45,14 +45,14 @@ def test_models_are_evaluated_on_training_samples_of_clients(stack: int) -> None
     )
     all_clients = range(run.federation.clients)
     assert personal.keys() == {(number, client) for number in range(1, ROUNDS + 1) for client in all_clients}
-    expected_keys = {(number, client) for number in range(1, ROUNDS + 1) for client in run.participants(number)}
+    expected_keys = {(number, client) for number in range(1, ROUNDS + 1) for client in run.select_participants(number)}
     assert trained.keys() == expected_keys
     for (number, client), score in personal.items():
         expected = score_by_hand(run, run.load_server_state(number)["model"], client)
         assert score[:2] == expected[:2]
         assert score[2] == pytest.approx(expected[2], rel=1e-4)
     for number in range(1, ROUNDS + 1):
-        block = run.train(number, run.participants(number))
+        block = run.train(number, run.select_participants(number))
         for client, upload in zip(block.ids, block.uploads, strict=True):
             expected = score_by_hand(run, upload["model"], client)
             assert trained[number, client][:2] == expected[:2]

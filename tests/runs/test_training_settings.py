@@ -63,7 +63,7 @@ def test_epoch_seconds_depend_on_local_steps() -> None:
         plan = studies.prepare(studies.settings(federation=settings))
         (run,) = studies.open_runs(plan, device="cpu")
         run.write_initial_round()
-        block = run.train(1, run.participants(1))
+        block = run.train(1, run.select_participants(1))
         block.outcomes = [outcome._replace(seconds=3.0) for outcome in block.outcomes]
         run.aggregate(1, [block])
         epoch_seconds.append(read_json(run.files.get_round_files(1).times)["epoch"])

@@ -37,7 +37,7 @@ def test_models_are_evaluated_on_validation_samples_of_clients(stack: int) -> No
     for client in all_clients:
         assert not set(clients.validation[client]) & {*clients.train[client], *np.concatenate(clients.test)}
     for model in set(MODELS) - {"global"}:  # FedProto's server has no model
-        trained = {(number, client) for number in (1, 2) for client in run.participants(number)}
+        trained = {(number, client) for number in (1, 2) for client in run.select_participants(number)}
         expected_keys = (
             {(number, client) for number in (1, 2) for client in all_clients} if model != "trained" else trained
         )

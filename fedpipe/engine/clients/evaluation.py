@@ -32,7 +32,7 @@ from fedpipe.engine.clients.executor import (
     Executor,
     Phase,
     Score,
-    Test,
+    TestSet,
     has_same_bits,
     make_client_start_state,
 )
@@ -77,13 +77,13 @@ class EvaluationResult(NamedTuple):
     matrices: pa.Table | None  #: None without a global model
 
 
-def get_test_sets(settings: Evaluation, model: str) -> list[Test]:
+def get_test_sets(settings: Evaluation, model: str) -> list[TestSet]:
     """Get the test sets of a model."""
-    test_names: tuple[Test, ...] = ("local", "global", "train", "validation")
+    test_names: tuple[TestSet, ...] = ("local", "global", "train", "validation")
     return [test for test in test_names if f"{model}-on-{test}" in settings.protocols]
 
 
-def get_test_sets_after_training(settings: Evaluation, is_evaluated: bool) -> dict[str, list[Test]]:
+def get_test_sets_after_training(settings: Evaluation, is_evaluated: bool) -> dict[str, list[TestSet]]:
     """Get the test sets by model for a round's participants after training."""
     tests_by_model = {
         "trained": get_test_sets(settings, "trained") if is_evaluated else [],
@@ -102,7 +102,7 @@ def get_metrics_schema(settings: Evaluation) -> pa.Schema:
 
 
 def make_metrics_table(
-    settings: Evaluation, round_number: int, model: str, scores: Mapping[int, Mapping[Test, Score]]
+    settings: Evaluation, round_number: int, model: str, scores: Mapping[int, Mapping[TestSet, Score]]
 ) -> pa.Table:
     """Make rows of the metrics from scores by client."""
     rows = [
@@ -129,7 +129,7 @@ def make_kept_model_table(
     clients: FederatedData,
     last_rounds: Mapping[int, int],
     read_kept_table: Callable[[int], pa.Table],
-    score_initial_models: Callable[[Sequence[int], Sequence[Test]], Mapping[int, Mapping[Test, Score]]],
+    score_initial_models: Callable[[Sequence[int], Sequence[TestSet]], Mapping[int, Mapping[TestSet, Score]]],
 ) -> pa.Table:
     """Make rows of the kept protocols: every client's last trained model.
 
@@ -248,7 +248,7 @@ def evaluate_round(
     )
 
 
-def make_server_models(algorithm: Algorithm, server: State, tests: Sequence[Test]) -> dict[str, Tensors]:
+def make_server_models(algorithm: Algorithm, server: State, tests: Sequence[TestSet]) -> dict[str, Tensors]:
     """Make the models of the server that the test sets need, by name: the global one, if any, and extra ones."""
     if not tests or algorithm.net.client_buffers:  # a server's model needs running statistics
         return {}
@@ -333,13 +333,13 @@ class ModelScorer:
         classes = one_hot(labels, self._clients.classes, self._global_logits.dtype)
         return classes.T @ self._global_logits.softmax(-1) / classes.sum(0).clamp(min=1).unsqueeze(1)
 
-    def score_server(self) -> dict[Test, Score]:
+    def score_server(self) -> dict[TestSet, Score]:
         """Score the model on the global test set."""
         return {"global": self._score_subsets([self._clients.global_test])[0]}
 
-    def score_clients(self, tests: Sequence[Test]) -> dict[int, dict[Test, Score]]:
+    def score_clients(self, tests: Sequence[TestSet]) -> dict[int, dict[TestSet, Score]]:
         """Score the model on test sets of each client. Empty without test sets."""
-        scores: dict[int, dict[Test, Score]] = {client: {} for client in self._clients.ids if tests}
+        scores: dict[int, dict[TestSet, Score]] = {client: {} for client in self._clients.ids if tests}
         for test in tests:
             subsets = [self._clients.get_evaluation_indices(client, test) for client in scores]
             copies = len(subsets) if test == "global" else 1  # all clients have the same samples

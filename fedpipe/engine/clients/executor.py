@@ -29,7 +29,7 @@ from fedpipe.settings.transforms import Transforms
 #: prototype: like receive, but classified by the nearest prototype. begin: no pass.
 Phase = Literal["train", "receive", "finetune", "prototype", "begin"]
 #: The client's test samples, the global test set, the client's training samples, or its validation samples.
-Test = Literal["local", "global", "train", "validation"]
+TestSet = Literal["local", "global", "train", "validation"]
 
 Statistics = dict[str, dict[str, Tensor]]  #: new running statistics by part of the client's state and name
 LossFunction = Callable[[Tensors], tuple[Tensor, Statistics]]  #: loss and statistics of the trained parameters
@@ -73,7 +73,7 @@ class Outcome(NamedTuple):
     bytes_up: int  #: bytes sent
     upload: State  #: empty unless trained
     kept_state: State  #: empty unless trained
-    scores: dict[Test, Score]
+    scores: dict[TestSet, Score]
     seconds: float = 0.0  #: seconds of its passes. A client of a stack has a fraction of the stack's
 
 
@@ -111,7 +111,7 @@ class ClientTask:
     ids: Sequence[int]
     get_kept_state: Callable[[int], State]
     send: Callable[[Sequence[int]], tuple[State, State]]
-    tests: Sequence[Test] = ()
+    tests: Sequence[TestSet] = ()
     participants: Sequence[int] | None = None
     ids_to_cache: Collection[int] = ()
     metrics: Sequence[Metric] = ()
@@ -298,7 +298,7 @@ class ClientPass:
         """Take a step on a batch, and update the running statistics."""
         gradient = _BatchGradient(self, client, batch)
         if self._training.step is not None:
-            client = contract.update_client(self._algorithm, self._training.step, client, batch, gradient)
+            client = contract.call_pass_function(self._algorithm, self._training.step, client, batch, gradient)
         else:
             client = self.apply_gradient(client, gradient(client), self._can_overwrite)
         return client | {part: client[part] | values for part, values in gradient.statistics.items() if values}
@@ -312,7 +312,7 @@ class ClientPass:
     def finish_epoch(self, client: State) -> State:
         """Apply the pass's `after` at the end of an epoch."""
         after = self._training.after
-        return client if after is None else contract.update_client(self._algorithm, after, client)
+        return client if after is None else contract.call_pass_function(self._algorithm, after, client)
 
     def compute_gradient(self, client: State, batch: Batch) -> GradientAndLoss:
         """Compute the clipped gradient of loss and pull, the loss, and the running statistics."""

@@ -31,7 +31,7 @@ from fedpipe.engine.clients.executor import (
     Outcome,
     Phase,
     Score,
-    Test,
+    TestSet,
     activate_eval_mode,
     count_local_steps,
     count_predictions_by_class,
@@ -183,7 +183,7 @@ class LoopExecutor(Executor):
             self._personal_cache[client] = personalized_state
         return personalized_state.state, earlier_seconds
 
-    def _score_test_set(self, client_run: ClientRun, task: ClientTask, state: State, test: Test) -> Score:
+    def _score_test_set(self, client_run: ClientRun, task: ClientTask, state: State, test: TestSet) -> Score:
         return client_run.score(task.phase, state, test, task.metrics)
 
     @override
@@ -219,7 +219,7 @@ class ClientRun:
             case Measure():
                 return self._run_measure_pass(pass_, state)
             case Update():
-                return contract.update_client(self.algorithm, pass_.then, state)
+                return contract.call_pass_function(self.algorithm, pass_.then, state)
 
     def _run_train_pass(self, training: Train, state: State) -> State:
         clients, client = self.clients, self.client
@@ -261,9 +261,9 @@ class ClientRun:
             for batch in self._make_batches(indices, MEASURE_BATCH, key):
                 terms = contract.compute_measure_pass_sums(self.algorithm, measuring, state, batch)
                 sums = {name: sums[name] + term if sums else term for name, term in terms.items()}
-            return contract.update_client(self.algorithm, measuring.then, state, sums)
+            return contract.call_pass_function(self.algorithm, measuring.then, state, sums)
 
-    def score(self, phase: Phase, state: State, test: Test, metrics: Sequence[Metric] = ()) -> Score:
+    def score(self, phase: Phase, state: State, test: TestSet, metrics: Sequence[Metric] = ()) -> Score:
         """Score the client's model on a test set."""
         clients, loss = self.clients, 0.0
         indices = clients.get_evaluation_indices(self.client, test)

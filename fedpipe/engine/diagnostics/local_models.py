@@ -225,7 +225,7 @@ def replay_local_models(run: Run, round_number: int, trace_function: TraceFuncti
         A previous state is missing, or the repeated round differs from the recorded one.
     """
     steps = (
-        count_max_steps(run.algorithm, run.clients, run.participants(round_number), round_number)
+        count_max_steps(run.algorithm, run.clients, run.select_participants(round_number), round_number)
         if trace_function
         else 0
     )

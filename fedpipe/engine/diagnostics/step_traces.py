@@ -26,7 +26,7 @@ SCHEMA = pa.schema(
 
 def compute_table(run: Run, round_number: int, settings: dict[str, Any]) -> pa.Table:
     """Compute rows of `SCHEMA`, client by client."""
-    participants = run.participants(round_number)
+    participants = run.select_participants(round_number)
     clients = participants if settings["clients"] is None else settings["clients"]
     if missing := [client for client in clients if client not in participants]:
         raise SettingsError(

@@ -27,7 +27,7 @@ from fedpipe.engine.clients.executor import (
     LossFunction,
     Phase,
     Score,
-    Test,
+    TestSet,
     activate_eval_mode,
     count_local_steps,
     count_predictions_by_class,
@@ -103,7 +103,7 @@ class StackRun:
             case Measure():
                 return self._run_measure_pass(pass_, state)
             case Update():
-                return vmap(functools.partial(contract.update_client, self._algorithm, pass_.then))(state)
+                return vmap(functools.partial(contract.call_pass_function, self._algorithm, pass_.then))(state)
 
     def _collect_client_values(self, get_value: Callable[[int], Any], default: Any) -> list[Any]:
         """Map a function over the rows. ``default`` for clients of another job."""
@@ -241,7 +241,7 @@ class StackRun:
     def _run_measure_pass(self, measuring: Measure, state: State) -> State:
         def update_client(client: State, sums: dict[str, Tensor]) -> State:
             with activate_eval_mode(self._algorithm, client):
-                return contract.update_client(self._algorithm, measuring.then, client, sums)
+                return contract.call_pass_function(self._algorithm, measuring.then, client, sums)
 
         samples = self._clients.train if measuring.on == "train" else self._clients.validation_or_train
         noise_keys = self._collect_client_values(
@@ -261,7 +261,7 @@ class StackRun:
 
         return lambda state, stack_batch: vmap(compute_client_sums)(state, *_gather_batch(self._clients, stack_batch))
 
-    def score_clients(self, state: State, phase: Phase, test: Test, metrics: Sequence[Metric] = ()) -> list[Score]:
+    def score_clients(self, state: State, phase: Phase, test: TestSet, metrics: Sequence[Metric] = ()) -> list[Score]:
         """Score every client on a test set."""
         clients, step_logits = self._clients, list[Tensor]()
         samples = [clients.get_evaluation_indices(client, test) for client in range(len(clients))]

@@ -100,7 +100,7 @@ def test_local_models_have_accuracies_recorded_by_protocols(label: str, sections
         "personal-on-local": list(local_models.compute_personal_models(run, AT)),
         "finetuned-on-local": list(local_models.compute_personal_models(run, AT, 2)),
     }
-    assert [local.client for local in models_by_protocol["trained-on-local"]] == run.participants(AT)
+    assert [local.client for local in models_by_protocol["trained-on-local"]] == run.select_participants(AT)
     for protocol, result in models_by_protocol.items():
         assert {(protocol, local.client): count_correct_predictions(run, local) for local in result} == {
             key: value for key, value in recorded.items() if key[0] == protocol
@@ -131,7 +131,7 @@ def run_with_stack(label: str, sections: dict[str, Any], stack: int) -> Run:
 
 def test_replayed_local_models_equal_uploads() -> None:
     run = run_study()
-    block = run.train(AT, run.participants(AT))
+    block = run.train(AT, run.select_participants(AT))
     for local, upload in zip(local_models.replay_local_models(run, AT), block.uploads, strict=True):
         assert all(torch.equal(local.model[name], value) for name, value in upload["model"].items())
 
@@ -188,7 +188,7 @@ def test_head_norms_table_covers_all_models_of_run() -> None:
     model_names = ["received", "trained", "finetuned", "class"]
     frame = head_norms.compute_table(run, AT, {"models": model_names, "finetune_epochs": 2}).to_pandas()
     assert list(frame["model"].unique()) == model_names
-    all_clients, participants = range(10), run.participants(AT)
+    all_clients, participants = range(10), run.select_participants(AT)
     owners = {"received": all_clients, "trained": participants, "finetuned": all_clients, "class": range(10)}
     for name, ids in owners.items():
         assert list(frame[frame["model"] == name]["owner"].unique()) == list(ids)
@@ -229,7 +229,7 @@ def test_head_norms_reject_method_without_requested_model() -> None:
 def test_step_traces_match_manual_training(stack: int) -> None:
     run = run_study("cwfedavg", {"stack": stack}, algorithms={"cwfedavg": {"wdr": 3.0}}, federation={"local_epochs": 2})
     table = step_traces.compute_table(run, AT, {"clients": None})
-    for client in run.participants(AT):
+    for client in run.select_participants(AT):
         net = studies.build_network(run, load_received_model(run, client))
         share = run.clients.class_counts[client] / run.clients.class_counts[client].sum()
         optimizer = torch.optim.SGD(net.parameters(), lr=run.federation.learning_rate)
@@ -264,7 +264,7 @@ def load_received_model(run: Run, client: int) -> Any:
 
 def test_step_traces_reject_client_that_does_not_train_in_round() -> None:
     run = run_study()
-    absent_client = next(client for client in range(10) if client not in run.participants(AT))
+    absent_client = next(client for client in range(10) if client not in run.select_participants(AT))
     with pytest.raises(SettingsError, match=rf"^diagnostics: client {absent_client} does not train in round {AT}"):
         step_traces.compute_table(run, AT, {"clients": [absent_client]})
 

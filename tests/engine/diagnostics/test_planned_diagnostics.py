@@ -129,7 +129,7 @@ def test_pruning_keeps_states_that_diagnostics_need(label: str) -> None:
     (diagnostic,) = plan.diagnostics
     run_command("diagnostic", str(diagnostic.files.settings))
     table = files.read_parquet(diagnostic.files.table, files.read_recorded_sha256(diagnostic.files.table))
-    assert table["owner"].unique().to_pylist() == run.participants(3)
+    assert table["owner"].unique().to_pylist() == run.select_participants(3)
     expected = studies.hash_results(run.files.path)
     run_command("diagnostic", str(diagnostic.files.settings))
     assert studies.hash_results(run.files.path) == expected, "a diagnostic must not change its run"
