@@ -319,8 +319,8 @@ class Rounds:
         if block.ids != (participants := self.select_participants(round_number)):
             path = self.files.get_round_files(round_number).path
             raise ArtifactError(
-                f"{path}: its blocks contain the clients {block.ids} instead of {participants}. Delete the folder and run "
-                "again."
+                f"{path}: its blocks contain the clients {block.ids} instead of {participants}. Delete the folder and "
+                "run again."
             )
         is_finite_flags = [is_finite((outcome.upload, outcome.kept_state)) for outcome in block.outcomes]
         finite_mask = np.array(torch.stack(is_finite_flags).tolist())
