@@ -31,7 +31,16 @@ from fedpipe.engine import contract
 from fedpipe.engine.blocks import Block
 from fedpipe.engine.checkpoint import Checkpoint
 from fedpipe.engine.clients import drift, evaluation, frozen
-from fedpipe.engine.clients.executor import FIRST, ClientTask, Executor, Phase, Score, TestSet, init_client
+from fedpipe.engine.clients.executor import (
+    FIRST,
+    ClientTask,
+    Executor,
+    Phase,
+    Score,
+    TestSet,
+    count_local_steps,
+    init_client,
+)
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.engine.clients.load import get_data_paths, load_federated_data
 from fedpipe.engine.clients.loop import LoopExecutor
@@ -298,11 +307,15 @@ class Rounds:
             round_number, server, list(uploads.ids), weighted_uploads.kept_states, hashes, **extra_entries
         )
         epoch_seconds = statistics.fmean(
-            outcome.seconds / self.federation.count_epochs(int(self.clients.sizes[outcome.client]))
-            for outcome in block.outcomes
+            outcome.seconds / self._count_epochs(outcome.client, round_number) for outcome in block.outcomes
         )
         seconds = {"train": block.seconds, "epoch": epoch_seconds, "aggregate": time.perf_counter() - start_time}
         self._record_times(round_number, **seconds)
+
+    def _count_epochs(self, client: int, round_number: int) -> float:
+        """Count the epochs of a client in a round, which may be a fraction."""
+        steps = count_local_steps(self._bind_algorithm(round_number), self.clients, client, round_number)
+        return self.federation.count_epochs(int(self.clients.sizes[client]), steps)
 
     def _reject_foreign_blocks(self, round_number: int, blocks: Sequence[Block]) -> None:
         """Reject blocks of another run or round."""

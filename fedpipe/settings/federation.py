@@ -233,12 +233,15 @@ class Federation(Section):
         learning_rate = self.schedule.compute_learning_rate(self.learning_rate, round_number)
         return self.model_copy(update={"learning_rate": learning_rate, "schedule": Schedule()})
 
-    def count_epochs(self, num_samples: int) -> float:
-        """Epochs of a client in a round, given its number of samples. It may be a fraction with local_steps."""
-        if self.local_epochs is not None:
+    def count_epochs(self, num_samples: int, steps: int | None = None) -> float:
+        """Epochs of a client in a round, given its number of samples. It may be a fraction with local_steps.
+
+        ``steps`` are those of an algorithm that counts the steps of each client.
+        """
+        if self.local_epochs is not None and steps is None:
             return self.local_epochs
         size = num_samples if self.batch_size == "full" else self.batch_size
-        return cast(int, self.local_steps) / max(1, math.ceil(num_samples / max(1, size)))
+        return cast(int, steps or self.local_steps) / max(1, math.ceil(num_samples / max(1, size)))
 
     @property
     def compute_dtype(self) -> str:

@@ -1,11 +1,15 @@
 """`federation.schedule`, `local_steps` and `clip_norm`: keys, equal bits in segments and blocks, and errors."""
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
+from typing_extensions import override
 
+from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage.files import read_json
 from fedpipe.core.storage.layout import RunFiles
@@ -17,6 +21,15 @@ from tests import small_studies as studies
 
 FALLING = {"name": "cosine", "period": 4, "minimum": 0.01, "warmup": 1}
 SETTINGS: dict[str, Any] = {"schedule": FALLING, "local_steps": 7, "clip_norm": 0.5}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SevenSteps(FedAvg):
+    """Each client trains for seven steps."""
+
+    @override
+    def count_local_steps(self, size: int, round_number: int, noise_key: Tensor) -> int:
+        return 7
 
 
 def plan_key(**federation: Any) -> str:
@@ -57,10 +70,15 @@ def test_segments_and_blocks_with_schedule_have_equal_bits(stack: int) -> None:
 
 
 def test_epoch_seconds_depend_on_local_steps() -> None:
-    """times.json contains the seconds of a local epoch, also with `local_steps`. Bytes do not change."""
+    """times.json contains the seconds of a local epoch, also if steps are counted. Bytes do not change."""
     epoch_seconds, traffic = [], []
-    for settings in ({"local_steps": 7}, {"local_epochs": 2}):
-        plan = studies.prepare(studies.settings(federation=settings))
+    for algorithm, settings in (
+        ("fedavg", {"local_steps": 7}),
+        ("fedavg", {"local_epochs": 2}),
+        (f"{__name__}.SevenSteps", {"local_epochs": 2}),
+    ):
+        params = studies.settings(("own",), algorithms={"own": {"algorithm": algorithm}}, federation=settings)
+        plan = studies.prepare(params)
         (run,) = studies.open_runs(plan, device="cpu")
         run.write_initial_round()
         block = run.train(1, run.select_participants(1))
@@ -73,7 +91,8 @@ def test_epoch_seconds_depend_on_local_steps() -> None:
     assert len(set(passes)) > 1
     assert epoch_seconds[0] == pytest.approx(sum(3 / count for count in passes) / len(passes))
     assert epoch_seconds[1] == pytest.approx(1.5)
-    assert traffic[0] == traffic[1]
+    assert epoch_seconds[2] == epoch_seconds[0]
+    assert traffic[0] == traffic[1] == traffic[2]
 
 
 def plan_with_error(settings: dict[str, Any]) -> str:
