@@ -22,7 +22,7 @@ from fedpipe.core.components.component import Component
 from fedpipe.core.components.pinned_files import PinnedFile, Sha256
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.tensors import Tensors, describe_tensor
-from fedpipe.models.layers import NORMALISATIONS, BatchNorm, Dropout, Mode, replace_stateful_layers
+from fedpipe.models.layers import NORMALIZATION_LAYERS, BatchNorm, Dropout, Mode, replace_stateful_layers
 
 BATCH_COUNTER = "num_batches_tracked"  #: BatchNorm's counter, which is unused
 
@@ -301,7 +301,7 @@ class FunctionalNetwork:
         self.body_names = tuple(name for name in all_names if name.startswith("body."))
         self.head_names = tuple(name for name in all_names if name.startswith("head."))
         layers = dict(self._module.named_modules())
-        norm_layers = [name for name, layer in layers.items() if isinstance(layer, (BatchNorm, *NORMALISATIONS))]
+        norm_layers = [name for name, layer in layers.items() if isinstance(layer, (BatchNorm, *NORMALIZATION_LAYERS))]
         self.norm_names = tuple(name for name in all_names if name.rpartition(".")[0] in norm_layers)
         self.has_dropout = any(isinstance(layer, Dropout) for layer in layers.values())
         self.has_batch_statistics = any(isinstance(layer, BatchNorm) and not layer.track for layer in layers.values())

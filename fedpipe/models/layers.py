@@ -21,7 +21,7 @@ from fedpipe.core.noise import generate_uniform, generate_uniform_in_chunks, mix
 
 LARGE_KERNEL = 2**20  #: number of weights of a large convolution
 CALL_STRIDE = 2**40  #: distance of the keys of a layer's successive calls
-NORMALISATIONS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
+NORMALIZATION_LAYERS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
 
 class BufferRecord(NamedTuple):

@@ -37,7 +37,7 @@ def compute_table(run: Run, round_number: int, settings: dict[str, Any]) -> pa.T
     head_weight = local_models.get_head_weight(run, model)
     samples = sample_indices(run.clients.global_test, settings["samples"], settings["seed"])
     features, labels, net = [], [], run.algorithm.net
-    with torch.no_grad(), net.mode.activate(False):
+    with torch.no_grad(), net.mode.activate(training=False):
         for x, y in run.clients.gather_batches(samples, MEASURE_BATCH):
             features.append(net.features(model, x))
             labels += y.tolist()

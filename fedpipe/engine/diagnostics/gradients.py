@@ -46,7 +46,10 @@ def compute_gradient(run: Run, model: Tensors, buffers: Tensors | None, indices:
     client_buffers = buffers.map(lambda value: value.to(device)) if buffers else None
     for x, y in run.clients.gather_batches(indices, MEASURE_BATCH):
         leaves = Tensors((name, model[name].detach().requires_grad_()) for name in names)
-        with torch.enable_grad(), net.mode.activate(False, buffers=client_buffers, teacher_buffers=client_buffers):
+        with (
+            torch.enable_grad(),
+            net.mode.activate(training=False, buffers=client_buffers, teacher_buffers=client_buffers),
+        ):
             loss = F.cross_entropy(net(model | leaves, x), y, reduction="sum") / len(indices)
         gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         term = Tensors(zip(names, gradients, strict=True))

@@ -71,7 +71,7 @@ def sample_indices(indices: Integers, count: int | None, seed: int) -> Integers:
 def compute_loss(run: Run, model: Tensors, indices: Integers) -> float:
     """Compute the mean cross-entropy of a model in evaluation mode, without augmentation."""
     total, net = 0.0, run.algorithm.net
-    with torch.no_grad(), net.mode.activate(False):
+    with torch.no_grad(), net.mode.activate(training=False):
         for x, y in run.clients.gather_batches(indices, MEASURE_BATCH):
             total += float(F.cross_entropy(net(model, x), y, reduction="none").double().sum())
     return total / len(indices)
