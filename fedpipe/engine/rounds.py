@@ -38,7 +38,7 @@ from fedpipe.engine.clients.executor import (
     Phase,
     Score,
     TestSet,
-    count_local_steps,
+    count_client_steps,
     init_client,
 )
 from fedpipe.engine.clients.federated_data import FederatedData
@@ -314,7 +314,7 @@ class Rounds:
 
     def _count_epochs(self, client: int, round_number: int) -> float:
         """Count the epochs of a client in a round, which may be a fraction."""
-        steps = count_local_steps(self._bind_algorithm(round_number), self.clients, client, round_number)
+        steps = count_client_steps(self._bind_algorithm(round_number), self.clients, client, round_number)
         return self.federation.count_epochs(int(self.clients.sizes[client]), steps)
 
     def _reject_foreign_blocks(self, round_number: int, blocks: Sequence[Block]) -> None:

@@ -213,7 +213,7 @@ def get_logits_function(algorithm: Algorithm, phase: Phase) -> Callable[[State, 
     return algorithm.prototype_logits if phase == "prototype" else algorithm.predict
 
 
-def count_local_steps(algorithm: Algorithm, clients: FederatedData, client: int, round_number: int) -> int | None:
+def count_client_steps(algorithm: Algorithm, clients: FederatedData, client: int, round_number: int) -> int | None:
     """Count the steps of a client in a round. None: the algorithm does not count them."""
     if not contract.has_client_step_counts(algorithm):
         return None

@@ -33,7 +33,7 @@ from fedpipe.engine.clients.executor import (
     Score,
     TestSet,
     activate_eval_mode,
-    count_local_steps,
+    count_client_steps,
     count_predictions_by_class,
     get_logits_function,
     get_passes,
@@ -209,7 +209,7 @@ class ClientRun:
     def __init__(self, algorithm: Algorithm, clients: FederatedData, round_number: int, client: int) -> None:
         self.algorithm, self.clients, self.round, self.client = algorithm, clients, round_number, client
         self.epochs: dict[str, int] = {}  #: epochs of each stream so far
-        self._local_steps = count_local_steps(algorithm, clients, client, round_number)
+        self._local_steps = count_client_steps(algorithm, clients, client, round_number)
 
     def run_pass(self, pass_: Pass, state: State) -> State:
         """Run a pass and return the client's state."""

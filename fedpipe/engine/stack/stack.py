@@ -27,7 +27,7 @@ from fedpipe.engine.clients.executor import (
     ClientTask,
     Executor,
     Outcome,
-    count_local_steps,
+    count_client_steps,
     get_passes,
     make_client_start_state,
     make_client_upload,
@@ -79,7 +79,7 @@ class StackExecutor(Executor):
         federation, clients = self._algorithm.federation, self._clients
         batch_size = clients.resolve_batch_size(federation.batch_size)
         counts = {
-            client: count_local_steps(self._algorithm, clients, client, round_number) or federation.local_steps
+            client: count_client_steps(self._algorithm, clients, client, round_number) or federation.local_steps
             for client in participants
         }
         fixed_steps = {client: count for client, count in counts.items() if count is not None}

@@ -29,7 +29,7 @@ from fedpipe.engine.clients.executor import (
     Score,
     TestSet,
     activate_eval_mode,
-    count_local_steps,
+    count_client_steps,
     count_predictions_by_class,
     get_epochs_and_steps,
     get_logits_function,
@@ -92,7 +92,7 @@ class StackRun:
         self.rows += local_clients[-1:] * (width - len(stack_clients))
         self._epochs: dict[int, dict[str, int]] = {client: {} for client in stack_clients}
         self._local_steps = {
-            client: count_local_steps(algorithm, clients, client, round_number) for client in stack_clients
+            client: count_client_steps(algorithm, clients, client, round_number) for client in stack_clients
         }
 
     def run_pass(self, pass_: Pass, state: State, name: str = "pass") -> State:
