@@ -229,6 +229,18 @@ def _compute_differences(
     return rows
 
 
+def find_significant_differences(plan: Plan, statistics_table: pd.DataFrame) -> set[tuple[Hashable, ...]]:
+    """Find the rows and protocols whose difference to the baseline is significant. Empty if it is not reported."""
+    if "difference" not in plan.report.statistics:
+        return set()
+    rows = statistics_table[statistics_table["statistic"] == "difference"].to_dict("records")
+    return {
+        (*(str(row[name]) for name in plan.row_key_columns), row["protocol"])
+        for row in rows
+        if PairedDifference(*(row[name] for name in PairedDifference._fields)).is_significant
+    }
+
+
 def _find_baseline_row(
     plan: Plan, cell: Cell, table_row_keys: Collection[tuple[Hashable, ...]]
 ) -> tuple[Hashable, ...] | None:

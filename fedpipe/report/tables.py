@@ -252,12 +252,17 @@ def _describe_statistics(plan: Plan, target_text: str) -> str:
             "target are the sum over all clients."
         )
     if "difference" in report.statistics:
-        baseline = plan.get_method_title(str(report.baseline))
-        baseline_text = f"the best {baseline}" if report.best_over else baseline
-        point_text = " at the same grid point" if {*plan.grid} - {*report.best_over} else ""
-        metric = METRICS[plan.metrics[0]].name
-        sentences.append(f"Differences in {metric} to {baseline_text}{point_text} are {statistics.PAIRED_EXPLANATION}")
+        sentences.append(describe_differences(plan))
     return " ".join(sentences)
+
+
+def describe_differences(plan: Plan) -> str:
+    """Describe the statistic `difference` in a sentence."""
+    report, baseline = plan.report, plan.get_method_title(str(plan.report.baseline))
+    baseline_text = f"the best {baseline}" if report.best_over else baseline
+    point_text = " at the same grid point" if {*plan.grid} - {*report.best_over} else ""
+    metric = METRICS[plan.metrics[0]].name
+    return f"Differences in {metric} to {baseline_text}{point_text} are {statistics.PAIRED_EXPLANATION}"
 
 
 def _format_statistic_cell(plan: Plan, row: dict[Hashable, Any] | None) -> str:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from fedpipe.core.storage import layout
 from fedpipe.planning.plan import Plan
 from fedpipe.planning.rungs import TUNED, TUNING
-from fedpipe.report import results, table_notes, tables, words
+from fedpipe.report import results, statistics, table_notes, tables, words
 from fedpipe.report.data import StudyData
 from fedpipe.report.table_parts import TextTable
 from fedpipe.report.tuning import build_search_section, list_winners
@@ -42,6 +42,7 @@ class Entry(NamedTuple):
     text: str
     number: float | None = None  #: rounded mean
     notes: tuple[str, ...] = ()  #: notes about this number
+    is_significant: bool = False  #: whether it differs from the baseline, if `report.statistics` has `difference`
 
 
 class Column(NamedTuple):
@@ -178,6 +179,7 @@ class _WideTableBuilder:
             results.get_row_key(plan, cell): results.format_method_overrides(cell) for cell in plan.cells
         }
         self.row_overrides = self._collect_overrides_of_rows()
+        self.significant_keys = statistics.find_significant_differences(plan, data.statistics)
 
     def build(self) -> WideTable:
         """Build the table. A column without a number is omitted, unless all columns are."""
@@ -245,7 +247,8 @@ class _WideTableBuilder:
         notes += [f"{cell['seeds']} of {len(plan.seeds)} seeds"] if cell["seeds"] < len(plan.seeds) else []
         if cell["diverged"]:
             notes.append(f"diverged in {int(cell['diverged'])} of {runs} run{'s' if runs > 1 else ''}")
-        return Entry(tables.format_score(cell), round(float(cell["mean"]), 2), tuple(notes))
+        is_significant = metric == plan.metrics[0] and (*key, shown_protocol) in self.significant_keys
+        return Entry(tables.format_score(cell), round(float(cell["mean"]), 2), tuple(notes), is_significant)
 
     def _format_grid_headers(self, point: tuple[str, ...]) -> list[str]:
         """Format the grid values in a column's heads: the name of an axis's value, or a list's value with its key."""
@@ -326,12 +329,12 @@ def _choose_latex_marks(numbers: Sequence[float | None], sign: int) -> list[str]
 
 
 def _render_latex_entry(entry: Entry, mark: str, notes: dict[str, str]) -> str:
-    """Render an entry as LaTeX, and add the letters of its new notes to ``notes``."""
+    """Render an entry as LaTeX with a star and the letters of its notes. Add the letters of new notes to ``notes``."""
     for note in entry.notes:
         notes.setdefault(note, ascii_lowercase[len(notes) % 26] * (len(notes) // 26 + 1))
-    letters = ",".join(notes[note] for note in entry.notes)
+    signs = ",".join(["*"] * entry.is_significant + [notes[note] for note in entry.notes])
     text = escape_latex(entry.text)
-    return (f"{mark}{{{text}}}" if mark else text) + (rf"\textsuperscript{{{letters}}}" if letters else "")
+    return (f"{mark}{{{text}}}" if mark else text) + (rf"\textsuperscript{{{signs}}}" if signs else "")
 
 
 def _render_latex_table_head(wide_table: WideTable) -> Iterator[str]:
@@ -388,6 +391,7 @@ def _build_caption_lines(data: StudyData, wide_table: WideTable, search_notes: S
         *search_notes,
         *results.describe_method_overrides(plan),
         "In each column, the best number is bold and the second best is underlined.",
+        *([tables.describe_differences(plan)] if "difference" in plan.report.statistics else []),
         table_notes.describe_data_and_partitions(plan),
     ]
     if plan.report.best_over:

@@ -77,6 +77,25 @@ def test_wide_tables_show_overrides_of_one_method(one):
     assert [row[0] for row in rows] == ["fedavg", "fedprox (federation.local_epochs=15)", "local"]
 
 
+def test_star_in_latex_marks_significant_difference_to_baseline(make):
+    tree = make(["fedavg", "fedprox", "local"], (0, 1, 2), {"partition.alpha": [0.1, 0.5]})
+    correct_answers = [
+        *((70, 71, 72), (75, 76, 78), (60, 61, 62)),  # differences to FedAvg: 5, 5, 6, and always -10 without interval
+        *((80, 81, 82), (83, 80, 82), (60, 62, 63)),  # 3, -1, 0, and -20, -19, -19
+    ]
+    tree.write_all(make_round_counts(number, 90) for number in itertools.chain(*correct_answers))
+    assert not re.search(r"superscript\{\*", render_latex(tree)), "without the statistic there is no star"
+    tree.change_report(baseline="fedavg", statistics=("difference",))
+    result = render_latex(tree)
+    assert "% Differences in accuracy to fedavg at the same grid point are paired by seed: " in result
+    rows = {name: cells for name, *cells in parse_latex_rows(result)}
+    assert {name: [cell.endswith(r"\textsuperscript{*}") for cell in cells] for name, cells in rows.items()} == {
+        "fedavg": [False] * 4,
+        "fedprox": [True, False, False, False],
+        "local": [False, False, True, False],
+    }
+
+
 def test_wide_tables_note_overrides_at_some_grid_points(one):
     one.set_overrides(lambda cell: {"federation.precision": "bfloat16"} if cell.grid["partition.alpha"] == 0.5 else {})
     result = render_latex(one)
