@@ -156,7 +156,7 @@ if __name__ == "__main__":
     IMAGE.write_text(
         draw_overview(
             yaml.safe_load(Path("params.yaml").read_text()),
-            {label: plan.titles.get(label, label) for label in plan.algorithms},
+            {label: plan.get_method_title(label) for label in plan.algorithms},
             pd.read_csv("results/tables/results.csv"),
             pd.read_csv("results/plots/curves.csv"),
         )

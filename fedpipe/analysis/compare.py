@@ -297,7 +297,11 @@ def _format_difference(baseline_accuracies: pd.Series[float] | None, other_accur
     if baseline_accuracies is None or other_accuracies is None:
         return DASH
     paired_difference = compute_paired_difference(baseline_accuracies, other_accuracies)
-    return DASH if paired_difference is None else paired_difference.formatted_difference
+    if paired_difference is None:
+        return DASH
+    seeds, text = paired_difference.seeds, paired_difference.formatted_difference
+    has_other_seeds = 1 < seeds < max(len(baseline_accuracies), len(other_accuracies))
+    return f"{text.rstrip()} ({seeds} common seeds)" if has_other_seeds else text
 
 
 def _render_setting_differences(revisions: Sequence[Revision]) -> str:

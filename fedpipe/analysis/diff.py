@@ -18,14 +18,14 @@ MAX_LISTED_RUNS = 19  #: maximum number of runs listed for an unknown key
 
 
 def find_run(key: str) -> RunFiles:
-    """Find the run with this key or prefix. Use ``ALGORITHM/KEY`` if several algorithms share it.
+    """Find the run with this key, prefix or path. Use ``ALGORITHM/KEY`` if several algorithms share it.
 
     Raises
     ------
     SettingsError
         No run, or several runs, have such a key.
     """
-    label, _, start = key.rpartition("/")
+    label, start = ["*", *key.rstrip("/").split("/")][-2:]
     run_folders = sorted(path.parent for path in (RESULTS / "runs").glob(f"{label or '*'}/{start}*/run.yaml"))
     if len(run_folders) != 1:
         if run_folders:
@@ -51,12 +51,12 @@ def _describe_planned_runs() -> str:
 
 def diff_runs(first: RunFiles, second: RunFiles) -> str:
     """Describe the settings that differ, and by protocol the first round with different accuracies."""
-    lines = [f"{'':<36}{first.path.name:<24}{second.path.name}"]
+    lines = [f"{'':<35} {first.path.name:<23} {second.path.name}"]
     settings = [flatten_settings(dataclasses.asdict(RunSettings.read(run.settings))) for run in (first, second)]
     for name in dict.fromkeys([*settings[0], *settings[1]]):
         first_value, second_value = (str(run_settings.get(name, DASH)) for run_settings in settings)
         if first_value != second_value:
-            lines.append(f"{name:<36}{first_value:<24}{second_value}")
+            lines.append(f"{name:<35} {first_value:<23} {second_value}")
     if len(lines) == 1:
         lines.append("The settings are the same.")
     return "\n".join([*lines, "", _describe_first_state_difference(first, second), *_compare_accuracies(first, second)])

@@ -27,7 +27,7 @@ class HeterogeneitySummary(NamedTuple):
         """Compute the measures from the counts of all clients, shape (N, C)."""
         return cls(
             float(compute_label_entropy(counts).mean()),
-            compute_mean_js_distance(counts),
+            float(compute_js_distance(counts).mean()),
             compute_gini(counts.sum(axis=1)),
         )
 
@@ -67,11 +67,6 @@ def compute_js_distance(counts: Integers) -> Floats:
         + _compute_kl_divergence(np.broadcast_to(overall_distribution, client_distributions.shape), mixture)
     ) / 2
     return np.sqrt(np.maximum(squared, 0))
-
-
-def compute_mean_js_distance(counts: Integers) -> float:
-    """Mean of :func:`compute_js_distance` over clients: 0 if all have the same label distribution."""
-    return float(compute_js_distance(counts).mean())
 
 
 def compute_gini(sizes: Integers) -> float:

@@ -180,8 +180,7 @@ class PaperStudy:
         """The last line of the failed job of a run, or of its data or partition."""
         for failure in self._failed_jobs:
             if any(part in failure.log.name for part in (run.key, run.partition, run.dataset)):
-                last = failure.lines[-1].strip() if failure.lines else "its log is empty"
-                return f"{failure.rule} failed: {last[:160]}"
+                return f"{failure.rule} failed: {failure.lines[-1].strip()[:160]}"
         return ""
 
 

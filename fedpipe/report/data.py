@@ -122,11 +122,10 @@ class StudyData:
     def environments(self) -> list[dict[str, str]]:
         """Distinct environments of the runs: executor, device and versions."""
         made_by = [maker for cell in results.sort_cells(self.plan) for maker in self.get_run_times(cell)["made_by"]]
-        makers: list[dict[str, str]] = []
-        for maker in made_by:
-            maker = {name: value for name, value in maker.items() if name != "code"}
-            makers += [maker] if maker not in makers else []
-        return makers
+        distinct = dict.fromkeys(
+            tuple(item for item in sorted(maker.items()) if item[0] != "code") for maker in made_by
+        )
+        return [dict(items) for items in distinct]
 
     @cached_property
     def heterogeneity(self) -> dict[str, HeterogeneitySummary]:

@@ -39,7 +39,16 @@ REPORTED_ROUNDS: tuple[ReportedRound, ...] = get_args(ReportedRound)
 TIMED_PHASES = ("train", "aggregate", "evaluate")  #: phases of a complete round
 EPOCH_COLUMN = "epoch"  #: seconds of a client's epoch
 #: Heads of pivoted tables, in addition to those of the grid.
-RESERVED_HEADS = ("algorithm", "protocol", "seeds", *map(get_reported_column_header, METRICS))
+RESERVED_HEADS = (
+    "algorithm",
+    "protocol",
+    "seeds",
+    "seed",
+    "run",
+    "metric",
+    "draws",
+    *map(get_reported_column_header, METRICS),
+)
 
 
 def sort_cells(plan: Plan) -> list[Cell]:

@@ -230,9 +230,7 @@ def _compute_differences(
 
 
 def find_significant_differences(plan: Plan, statistics_table: pd.DataFrame) -> set[tuple[Hashable, ...]]:
-    """Find the rows and protocols whose difference to the baseline is significant. Empty if it is not reported."""
-    if "difference" not in plan.report.statistics:
-        return set()
+    """Find the rows and protocols whose difference to the baseline is significant."""
     rows = statistics_table[statistics_table["statistic"] == "difference"].to_dict("records")
     return {
         (*(str(row[name]) for name in plan.row_key_columns), row["protocol"])

@@ -316,14 +316,14 @@ def update_status_page(params: Path, preset: str, path: Path, watch: bool = Fals
 
 
 def choose_axis_ticks(low: float, high: float, intervals: int = 5) -> list[float]:
-    """Choose round values at equal distances that enclose a range.
+    """Choose round values at equal distances that enclose a range, which is widened to at least 1.
 
     Examples
     --------
     >>> choose_axis_ticks(11.3, 96.9)
     [0, 20, 40, 60, 80, 100]
     """
-    distance = max(high - low, 1e-9) / intervals
+    distance = max(high - low, 1.0) / intervals
     magnitude = 10 ** math.floor(math.log10(distance))
     step = next(factor * magnitude for factor in (1, 2, 5, 10) if factor * magnitude >= distance * 0.999)
     first, last = math.floor(low / step), math.ceil(high / step)
@@ -337,6 +337,7 @@ def _format_polyline_points(
     curve = [(number, run.curves[number][protocol]) for number in sorted(run.curves) if protocol in run.curves[number]]
     steps = max(math.ceil(len(curve) / max_points), 1)
     selected_points = [point for index, point in enumerate(curve) if index % steps == 0 or index == len(curve) - 1]
+    selected_points *= 2 if len(selected_points) == 1 else 1  # a line between equal points is a dot
     width, height = size
     return " ".join(
         f"{width * _get_relative_position(number, 1, rounds):.4g},"

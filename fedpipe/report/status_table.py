@@ -56,10 +56,12 @@ def render_progress_table(
     """
     descriptions = {run.name: cells for run, cells in zip(runs, status.list_run_descriptions(plan), strict=True)}
     sorted_runs = sorted(runs, key=lambda run: status.RUN_STATES.index(run.state))
-    failure_lines = _render_failures(failures, width, height)
-    visible_runs = (
-        len(sorted_runs) if height is None else max(height - _count_wrapped_lines(failure_lines, width) - 6, 1)
-    )
+    search_lines, accuracy_line = status.describe_search_progress(plan), status.describe_reported_metrics(plan)
+    summary = [*status.summarize_progress(runs, width), *search_lines, f"accuracy: {accuracy_line}"]
+    head_lines, failure_lines = [*map(Text, summary)], _render_failures(failures, width, height)
+    # The table's head, the note about hidden runs and a spare line need three more.
+    other_lines = _count_wrapped_lines([*head_lines, *failure_lines], width) + 3
+    visible_runs = len(sorted_runs) if height is None else max(height - other_lines, 1)
     progress = [PROGRESS_HEADS, *map(_format_run_row, sorted_runs[:visible_runs])]
     remaining_width = width - _get_table_width(progress) - GAP
     rows = [[*descriptions[run.name].values()] for run in sorted_runs[:visible_runs]]
@@ -78,14 +80,7 @@ def render_progress_table(
     hidden_note = (
         [Text(f"… and {len(sorted_runs) - visible_runs} more", "dim")] if len(sorted_runs) > visible_runs else []
     )
-    return Group(
-        *map(Text, status.summarize_progress(runs, width)),
-        *map(Text, status.describe_search_progress(plan)),
-        Text(f"accuracy: {status.describe_reported_metrics(plan)}"),
-        table,
-        *hidden_note,
-        *failure_lines,
-    )
+    return Group(*head_lines, table, *hidden_note, *failure_lines)
 
 
 def shorten_columns_to_width(rows: list[list[str]], width: int) -> list[list[str]]:
@@ -179,4 +174,5 @@ def _render_failures(failures: list[Failure], width: int, height: int | None) ->
 
 def _count_wrapped_lines(texts: list[Text], width: int) -> int:
     """Count the lines of texts that wrap at a width."""
-    return sum(max(math.ceil(text.cell_len / width), 1) for text in texts)
+    console = Console(width=width)
+    return sum(len(text.wrap(console, width)) for text in texts)

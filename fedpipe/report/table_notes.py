@@ -29,8 +29,6 @@ def describe_reported_numbers(plan: Plan) -> str:
     round_phrase = ROUND_PHRASES[report.round].format(last_k=report.last_k)
     heads = join_words([METRICS[metric].name_with_unit for metric in plan.metrics])
     average_phrase = AVERAGE_PHRASES[report.average]
-    if plan.metrics != ("accuracy",):
-        average_phrase = average_phrase.replace("accuracies", "values")
     rounds_text = " or ".join(str(rounds) for rounds in sorted({cell.rounds for cell in plan.cells}))
     preset_text = "" if plan.preset == layout.FULL_PRESET else f"Preset {plan.preset}. "
     return (

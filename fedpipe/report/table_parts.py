@@ -15,7 +15,7 @@ ROUND_PHRASES = {
     "best": "in each run's best round, selected on the test samples",
     "mean-last": "as the mean of the last {last_k} evaluated rounds",
 }
-AVERAGE_PHRASES = {"sample": "over all test samples", "client": "as the mean of the clients' accuracies"}
+AVERAGE_PHRASES = {"sample": "over all test samples", "client": "as the mean of the clients' values"}
 
 
 def escape_html(text: Any) -> str:

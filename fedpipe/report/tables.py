@@ -249,20 +249,34 @@ def _describe_statistics(plan: Plan, target_text: str) -> str:
     if {*statistics.TARGET_COLUMNS} & {*report.statistics}:
         sentences.append(
             f"A run reaches the target when it classifies {target_text} of all test samples correctly. Bytes to the "
-            "target are the sum over all clients."
+            "target are the sum over all clients. A dash means that no seed reached it."
         )
     if "difference" in report.statistics:
-        sentences.append(describe_differences(plan))
+        sentences.append(_describe_differences(plan))
     return " ".join(sentences)
 
 
-def describe_differences(plan: Plan) -> str:
-    """Describe the statistic `difference` in a sentence."""
-    report, baseline = plan.report, plan.get_method_title(str(plan.report.baseline))
-    baseline_text = f"the best {baseline}" if report.best_over else baseline
-    point_text = " at the same grid point" if {*plan.grid} - {*report.best_over} else ""
+def _describe_differences(plan: Plan) -> str:
+    """Describe the statistic `difference` below the table."""
     metric = METRICS[plan.metrics[0]].name
-    return f"Differences in {metric} to {baseline_text}{point_text} are {statistics.PAIRED_EXPLANATION}"
+    return (
+        f"Differences in {metric} to {_describe_baseline(plan)} are {statistics.PAIRED_EXPLANATION} The baseline has a "
+        "dash."
+    )
+
+
+def describe_stars(plan: Plan) -> str:
+    """Describe the stars of the LaTeX table."""
+    return (
+        f"A star marks {METRICS[plan.metrics[0]].name} that differs from {_describe_baseline(plan)}: the "
+        f"{statistics.CONFIDENCE:.0%} confidence interval of the difference, paired by seed (Student's t), excludes 0."
+    )
+
+
+def _describe_baseline(plan: Plan) -> str:
+    report, baseline = plan.report, plan.get_method_title(str(plan.report.baseline))
+    point_text = " at the same grid point" if {*plan.grid} - {*report.best_over} else ""
+    return (f"the best {baseline}" if report.best_over else baseline) + point_text
 
 
 def _format_statistic_cell(plan: Plan, row: dict[Hashable, Any] | None) -> str:

@@ -169,7 +169,8 @@ class DVCLive(Tracker):
             save_dvc_exp=False,
             dvcyaml=str(folder / "dvc.yaml"),
         )
-        return run.completed_rounds
+        recorded_rounds = int(self._live.step) - 1  # `resume` continues after the last recorded step
+        return min(max(recorded_rounds, 0), run.completed_rounds)
 
     @override
     def log_round_numbers(self, round_number: int, numbers: Mapping[str, float]) -> None:

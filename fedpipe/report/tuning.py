@@ -176,10 +176,10 @@ def list_winners(plan: Plan) -> list[Winner]:
     rungs = plan.read_rungs()
     if plan.tuning is None or len(rungs) < len(plan.tuning.rungs):
         return []
-    winners, metric, heads = [], METRICS[plan.tuning.metric], results.shorten_dotted_keys(plan.tuning.over)
+    winners, metric, heads = [], METRICS[plan.tuning.metric], _shorten_keys(plan)
     for index, (planned, result) in enumerate(zip(plan.tuning.searches, rungs[-1].searches, strict=True)):
         ranked = result.ranking[0] if result.ranking else None
-        values = _get_draw_values(plan, planned, ranked.draw) if ranked else dict.fromkeys(heads)
+        values = _get_draw_values(plan, planned, ranked.draw) if ranked else dict.fromkeys(plan.tuning.over)
         texts = {heads[key]: DASH if value is None else str(value) for key, value in values.items()}
         score = None if ranked is None or ranked.score is None else format_number(metric.factor * ranked.score)
         texts |= {"draws": _format_draw_count(planned), f"validation {metric.name_with_unit}": score or DASH}
@@ -192,11 +192,16 @@ def list_winners(plan: Plan) -> list[Winner]:
     return winners
 
 
+def _shorten_keys(plan: Plan) -> dict[str, str]:
+    """Shorten the names of the grid and the searched keys, which are heads of one table."""
+    return results.shorten_dotted_keys([*plan.grid, *_get_planned_tuning(plan).over])
+
+
 def build_search_section(plan: Plan) -> list[str | TextTable]:
     """Build the sentences about the search, and the table of the winning values. Empty without `tune`."""
     if plan.tuning is None:
         return []
-    rows, near_bounds, heads = [], [], results.shorten_dotted_keys(plan.tuning.over)
+    rows, near_bounds, heads = [], [], _shorten_keys(plan)
     failed, failed_later = list[str](), list[str]()
     for winner in list_winners(plan):
         title, point = plan.get_method_title(winner.search.algorithm), _format_search_grid_point(plan, winner.search)
@@ -205,7 +210,7 @@ def build_search_section(plan: Plan) -> list[str | TextTable]:
             (failed_later if winner.has_lost_to_diverged else failed).append(name)
         else:
             near_bounds += [f"{heads[key]} of {name}" for key in list_keys_near_bound(plan.tuning, winner)]
-        point_texts = {head: point[name] or DASH for name, head in results.shorten_dotted_keys(point).items()}
+        point_texts = {heads[name]: value or DASH for name, value in point.items()}
         rows.append({"algorithm": title, **point_texts, **winner.texts})
     if not rows:
         return [describe_hyperparameter_search(plan)]

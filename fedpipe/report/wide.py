@@ -105,7 +105,7 @@ def render_latex_table(data: StudyData, full_plan: Plan | None = None) -> str:
         r"\toprule",
         *_render_latex_table_head(wide_table),
         r"\midrule",
-        *(" & ".join(row) + r" \\" for row in body),
+        *(_join_latex_cells(row) for row in body),
         r"\bottomrule",
         *(line + r" \\" for line in footnotes),
         r"\end{tabular}",
@@ -179,7 +179,8 @@ class _WideTableBuilder:
             results.get_row_key(plan, cell): results.format_method_overrides(cell) for cell in plan.cells
         }
         self.row_overrides = self._collect_overrides_of_rows()
-        self.significant_keys = statistics.find_significant_differences(plan, data.statistics)
+        needs_stars = "difference" in plan.report.statistics
+        self.significant_keys = statistics.find_significant_differences(plan, data.statistics) if needs_stars else set()
 
     def build(self) -> WideTable:
         """Build the table. A column without a number is omitted, unless all columns are."""
@@ -300,6 +301,11 @@ def _group_grid_points(points: Iterable[tuple[str, ...]]) -> list[tuple[str, ...
     )
 
 
+def _join_latex_cells(cells: Sequence[str]) -> str:
+    """Join the cells of a row. It must not begin with `*` or `[`, which the end of the previous row would take."""
+    return ("{}" if cells[0][:1] in ("*", "[") else "") + " & ".join(cells) + r" \\"
+
+
 def _render_text_table(table: TextTable) -> Iterator[str]:
     """Render a table of text cells as a tabular."""
     width, left_aligned_columns = table.frame.shape[1], table.left_aligned_columns
@@ -308,7 +314,7 @@ def _render_text_table(table: TextTable) -> Iterator[str]:
     yield " & ".join(map(escape_latex, table.frame.columns)) + r" \\"
     yield r"\midrule"
     for row in table.frame.itertuples(index=False):
-        yield " & ".join(map(escape_latex, row)) + r" \\"
+        yield _join_latex_cells([*map(escape_latex, row)])
     yield r"\bottomrule"
     yield r"\end{tabular}"
 
@@ -390,8 +396,12 @@ def _build_caption_lines(data: StudyData, wide_table: WideTable, search_notes: S
         ),
         *search_notes,
         *results.describe_method_overrides(plan),
-        "In each column, the best number is bold and the second best is underlined.",
-        *([tables.describe_differences(plan)] if "difference" in plan.report.statistics else []),
+        *(
+            ["In each column, the best number is bold and the second best is underlined."]
+            if len(wide_table.rows) > 1
+            else []
+        ),
+        *([tables.describe_stars(plan)] if "difference" in plan.report.statistics else []),
         table_notes.describe_data_and_partitions(plan),
     ]
     if plan.report.best_over:

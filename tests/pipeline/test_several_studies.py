@@ -137,7 +137,7 @@ def test_running_snakemake_writes_no_table_after_plan_changes(project: Project) 
     assert "results/plan.json has changed since this Snakemake began, because params.yaml was edited" in output
     assert not table.exists()
     assert count_jobs(project.snakemake())["segment"] == 0
-    assert "as the mean of the clients' accuracies" in table.read_text()
+    assert "as the mean of the clients' values" in table.read_text()
     (project.folder / "params.yaml").write_text(first)
     ran = count_jobs(project.snakemake())
     assert (ran["segment"], ran["table"], ran["curves"]) == (0, 1, 1)

@@ -322,7 +322,7 @@ def test_progress_table_sorts_active_runs_first_and_counts_hidden_runs(plan: New
     files.write_bytes(log, b"")
     rows = [line.split()[0] for line in render_table(plan).splitlines()[3:]]
     assert rows == ["FedProx", "SCAFFOLD", "FedAvg"]
-    small = render_table(plan, height=7)
+    small = render_table(plan, height=6)
     assert "FedProx" in small
     assert "SCAFFOLD" not in small
     assert "… and 2 more" in small

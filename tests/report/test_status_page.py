@@ -219,7 +219,9 @@ def test_status_page_ranks_methods_by_reported_protocol() -> None:
     assert accuracies == [run.accuracy for run in progress.runs]
     assert accuracies[0] != accuracies[1]
     assert progress.ranked_configurations == ([fedavg, local] if accuracies[0] > accuracies[1] else [local, fedavg])
-    assert [len(row.curve.split()) for row in progress.run_rows] == [1, 1], "each run has a curve"
+    assert [len(row.curve.split()) for row in progress.run_rows] == [2, 2], (
+        "each run has a dot: a line of two equal points"
+    )
 
 
 def test_configuration_mean_uses_begun_runs_only_if_none_is_complete() -> None:

@@ -125,7 +125,7 @@ def test_report_settings_choose_round_average_and_protocol(two):
     two.change(report=Report(round="best", last_k=2, average="client"))
     text = tables.render_markdown_table(StudyData(two.plan))
     assert "in each run's best round" in text
-    assert "mean of the clients' accuracies" in text
+    assert "mean of the clients' values" in text
     assert "| 80.00 ± 0.00 |" in " ".join(text.split())
     assert "| 75.00 ± 0.00 |" in " ".join(text.split())
     two.change(protocols=("personal-on-local", "global-on-global"))

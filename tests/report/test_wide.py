@@ -87,7 +87,7 @@ def test_star_in_latex_marks_significant_difference_to_baseline(make):
     assert not re.search(r"superscript\{\*", render_latex(tree)), "without the statistic there is no star"
     tree.change_report(baseline="fedavg", statistics=("difference",))
     result = render_latex(tree)
-    assert "% Differences in accuracy to fedavg at the same grid point are paired by seed: " in result
+    assert "% A star marks accuracy that differs from fedavg at the same grid point: " in result
     rows = {name: cells for name, *cells in parse_latex_rows(result)}
     assert {name: [cell.endswith(r"\textsuperscript{*}") for cell in cells] for name, cells in rows.items()} == {
         "fedavg": [False] * 4,

@@ -141,6 +141,7 @@ def _build_small_multiples(
 
 def _wrap_title(name: str, point: str, width: int) -> str:
     """Wrap the title of a panel. In a narrow panel, only the grid point is wrapped within words."""
+    width = max(1, width)  # in a figure with hundreds of panels
     lines = [textwrap.fill(line, width, break_long_words=width >= MIN_BROKEN_WIDTH) for line in name.split("\n")]
     return "\n".join([*lines, *textwrap.wrap(point, width)])
 

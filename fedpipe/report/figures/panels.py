@@ -166,7 +166,7 @@ def plot_bar_panels(frame: pd.DataFrame, x_label: str, note: str = "") -> Figure
             rows = frame[(frame["panel"] == panel) & (frame["line"] == line)].set_index("category").reindex(categories)
             y = np.arange(len(categories)) + (index - (len(lines) - 1) / 2) * height
             std = rows["std"].fillna(0) if "std" in rows else None
-            color = style.COLORS[index]
+            color = style.COLORS[index % len(style.COLORS)]
             ax.barh(y, rows["mean"], height, xerr=std, color=color, label=line, error_kw={"elinewidth": 0.8})
             for position in y[rows["panel"].notna() & ~np.isfinite(rows["mean"])]:
                 ax.annotate("not reached", (0, position), (3, 0), textcoords="offset points", va="center", size=size)
