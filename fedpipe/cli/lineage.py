@@ -68,7 +68,8 @@ def verify_results(
         study_plan = read_plan(params, preset)
         paths = [run.path for run in study_plan.add_search_results(has_draws=True).runs]
         verdicts = itertools.chain(
-            [verify_study.verify_study(study_plan)], verify.verify_runs(paths, rerun, random.Random(seed))
+            [verify_study.verify_study(study_plan)],
+            verify.verify_runs(paths, rerun, random.Random(seed), study_plan.keep_models),
         )
     results = []
     for verdict in verdicts:
