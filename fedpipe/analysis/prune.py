@@ -26,6 +26,7 @@ from fedpipe.data import store
 from fedpipe.data.datasets.base import PinnedDataset, PublishedDataset
 from fedpipe.engine.clients import frozen
 from fedpipe.planning import planner
+from fedpipe.planning.combined import read_plans
 from fedpipe.planning.keys import KEY_PATTERN
 from fedpipe.planning.run_settings import RunSettings
 from fedpipe.settings import loader, parser
@@ -102,6 +103,17 @@ def find_unneeded_files() -> list[UnneededFiles]:
         *(UnneededFiles.from_paths([path], cache) for path in unneeded_folders),
         *(UnneededFiles.from_paths(sorted(path.parent.glob(f"{path.stem}.*")), cache) for path in unneeded_files),
     ]
+
+
+def find_plans_of_missing_studies() -> dict[Path, Path]:
+    """Find the plans whose study file, the value, does not exist here. Shared runs keep states for these studies."""
+    return {path: plan.params for path, plan in read_plans() if plan and not plan.params.exists()}
+
+
+def is_recorded_by_dvc(path: Path) -> bool:
+    """Whether `dvc commit` records a path. Of the runs, dvc.yaml has only those of the algorithms in params.yaml."""
+    algorithms = (loader.read_params(PARAMS).get("study") or {}).get("algorithms") or ()
+    return path.parent.parent != RESULTS / "runs" or path.parent.name in algorithms
 
 
 def remove_files(unneeded_files: Iterable[UnneededFiles]) -> None:

@@ -46,7 +46,8 @@ def require_stored_state(files: RunFiles, round_number: int, client: int | None 
     round_list = f", or use one of these rounds: {', '.join(stored_rounds)}" if stored_rounds else ""
     raise ArtifactError(
         f"{files.path}: {state_name} after round {round_number} is not stored (artifacts.keep_models). Type `dvc pull`"
-        f"{round_list}."
+        f"{round_list}. To compute it again, set `artifacts.keep_models: all`, delete {files.path} and type "
+        "`fedpipe run`."
     )
 
 

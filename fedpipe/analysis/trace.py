@@ -11,8 +11,8 @@ import pandas as pd
 from fedpipe.core.errors import ArtifactError, SettingsError, suggest_name
 from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage import layout
+from fedpipe.core.storage.archive import RESTORE_ADVICE
 from fedpipe.core.storage.files import (
-    RESTORE_ADVICE,
     RESULTS,
     compute_file_sha256,
     find_containing_file,

@@ -14,8 +14,8 @@ from fedpipe.core.components import code_digest
 from fedpipe.core.errors import UserError
 from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage import archive, layout
+from fedpipe.core.storage.archive import RESTORE_ADVICE
 from fedpipe.core.storage.files import (
-    RESTORE_ADVICE,
     compute_file_sha256,
     encode_parquet,
     find_containing_file,
@@ -28,6 +28,7 @@ from fedpipe.core.storage.files import (
 from fedpipe.core.storage.layout import RunFiles
 from fedpipe.data import store
 from fedpipe.engine import collect, replay
+from fedpipe.engine.checkpoint import is_state_retained
 from fedpipe.engine.run import Run
 from fedpipe.engine.stack.stack import parse_stack_width
 from fedpipe.planning import partition
@@ -52,6 +53,7 @@ class VerificationResult(NamedTuple):
     is_ok: bool
     subject: str = ""  #: kind of the compared items, a key of `SUBJECT_NAMES`
     number: int = 1  #: number of items
+    note: str = ""  #: a reservation, which the summary repeats
 
 
 def summarize_verification(verification_results: list[VerificationResult]) -> str:
@@ -66,16 +68,19 @@ def summarize_verification(verification_results: list[VerificationResult]) -> st
         for subject, name in SUBJECT_NAMES.items()
         if counts[subject]
     ]
-    return f"All verified: {', '.join(count_texts)}"
+    notes = dict.fromkeys(result.note for result in verification_results if result.note)
+    return ". ".join([f"All verified: {', '.join(count_texts)}", *notes])
 
 
-def verify_hashes(files: RunFiles) -> VerificationResult:
+def verify_hashes(files: RunFiles, keep_models: str | int = "last") -> VerificationResult:
     """Hash every file of a run, its partition and its data set, and merge its rounds again.
 
-    States that `artifacts.keep_models` has pruned may be missing. Their hashes remain recorded.
+    States that `artifacts.keep_models` has pruned may be missing. Their hashes remain recorded. If a state is missing
+    that ``keep_models`` keeps, the result is a note, because the study may have had another value before.
     """
     damaged_files: dict[str, Path] = {}  #: differing files, and what to delete
-    count = pruned_count = 0
+    missing_states: list[int] = []  #: round of each state that is not stored
+    count = 0
     settings = RunSettings.read(files.settings)
     dataset_path = store.get_stored_dataset_path(settings.dataset)
     key = compute_json_digest(settings.partition_settings)
@@ -96,7 +101,7 @@ def verify_hashes(files: RunFiles) -> VerificationResult:
         for name, sha256 in layout.read_round_digests(folder, folder.marker).items():
             path = folder.path / name
             if path in (folder.server_state, folder.client_states) and not path.exists():
-                pruned_count += 1
+                missing_states.append(number)
                 continue
             count += 1
             if not is_intact(path, sha256):
@@ -111,10 +116,20 @@ def verify_hashes(files: RunFiles) -> VerificationResult:
             f"{RESTORE_ADVICE}.",
             False,
         )
-    pruned_note = f", pruned states: {pruned_count} (artifacts.keep_models)" if pruned_count else ""
-    return VerificationResult(
-        f"{files.path}: {count} files of {len(rounds)} rounds are as recorded{pruned_note}", True, "run"
+    message = f"{files.path}: {count} files of {len(rounds)} rounds are as recorded"
+    retained_rounds = {0, *rounds[-2:], *(number for number in rounds if is_state_retained(number, keep_models))}
+    lost_states = [number for number in missing_states if number in retained_rounds]
+    if pruned_count := len(missing_states) - len(lost_states):
+        message += f", pruned states: {pruned_count} (artifacts.keep_models)"
+    if not lost_states:
+        return VerificationResult(message, True, "run")
+    first, *others = dict.fromkeys(lost_states)
+    more_rounds = f" (and {len(others)} more)" if others else ""
+    message += (
+        f". artifacts.keep_models keeps the states of round {first}{more_rounds}, but they are missing. To compute "
+        f"them again, delete {files.path} and type `fedpipe run`"
     )
+    return VerificationResult(message, True, "run", note="States are missing, see above")
 
 
 def verify_partition(key: str) -> VerificationResult:
@@ -163,7 +178,9 @@ def _make_replay_result(files: RunFiles, comparison: replay.Comparison, compute_
     )
 
 
-def verify_runs(paths: list[Path], rerun_count: int, rng: random.Random) -> Iterator[VerificationResult]:
+def verify_runs(
+    paths: list[Path], rerun_count: int, rng: random.Random, keep_models: str | int = "last"
+) -> Iterator[VerificationResult]:
     """Hash all runs, recompute their partitions, and repeat a round of some of them.
 
     Rounds are repeated for all runs of other shared code, and for the given number of random other runs.
@@ -171,7 +188,7 @@ def verify_runs(paths: list[Path], rerun_count: int, rng: random.Random) -> Iter
     intact_paths: list[Path] = []
     for path in paths:
         try:
-            result = verify_hashes(RunFiles(path))
+            result = verify_hashes(RunFiles(path), keep_models)
         except UserError as error:
             result = VerificationResult(f"{path}: {error}", False)
         if result.is_ok:

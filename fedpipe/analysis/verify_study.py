@@ -38,6 +38,6 @@ def verify_study(plan: Plan) -> VerificationResult:
             f"{study_files.path}: differs from the runs of {plan.params}: {outdated_list}. {advice}", False
         )
     more_files = f" (and {len(changed_files) - 1} more)" if len(changed_files) > 1 else ""
-    change_note = f". {changed_files[0]}{more_files} has changed since then" if changed_files else ""
-    message = f"{study_files.path}: {len(report_files)} files agree with the runs of {plan.params}{change_note}"
-    return VerificationResult(message, True, "file", len(report_files))
+    note = f"{changed_files[0]}{more_files} has changed since the results were computed" if changed_files else ""
+    message = f"{study_files.path}: {len(report_files)} files agree with the runs of {plan.params}"
+    return VerificationResult(". ".join(filter(None, [message, note])), True, "file", len(report_files), note)

@@ -68,7 +68,8 @@ def verify_results(
         study_plan = read_plan(params, preset)
         paths = [run.path for run in study_plan.add_search_results(has_draws=True).runs]
         verdicts = itertools.chain(
-            [verify_study.verify_study(study_plan)], verify.verify_runs(paths, rerun, random.Random(seed))
+            [verify_study.verify_study(study_plan)],
+            verify.verify_runs(paths, rerun, random.Random(seed), study_plan.keep_models),
         )
     results = []
     for verdict in verdicts:
@@ -134,13 +135,17 @@ def prune_files(yes: Annotated[bool, typer.Option("--yes", help="Remove without 
     from fedpipe.analysis import prune
     from fedpipe.report import words
 
+    typer.echo("fedpipe: plans all studies to find what they need.", err=True)
     unneeded_files = prune.find_unneeded_files()
     removable_files = [files for files in unneeded_files if not files.uncached_count]
     uncached_files = [files for files in unneeded_files if files.uncached_count]
     for files in uncached_files:
+        advice = "Type `dvc commit`, or delete it" if prune.is_recorded_by_dvc(files.paths[0]) else "You can delete it"
+        typer.echo(f"{files} ({words.format_bytes(files.size)}) is not in DVC's cache, so it is kept. {advice}.")
+    for path, params in prune.find_plans_of_missing_studies().items():
         typer.echo(
-            f"{files} ({words.format_bytes(files.size)}) is not in DVC's cache, so it is kept. Type `dvc commit`, or "
-            "delete it."
+            f"{path}: {params} does not exist, but runs keep the states that it needs. If no branch contains it, "
+            f"delete {path}."
         )
     for files in removable_files:
         typer.echo(f"{words.format_bytes(files.size):>8}  {files}")
@@ -151,5 +156,6 @@ def prune_files(yes: Annotated[bool, typer.Option("--yes", help="Remove without 
     if yes or typer.confirm("Remove them from this folder?"):
         prune.remove_files(removable_files)
         typer.echo(
-            "Removed. Type `dvc repro` to record that, and `dvc gc --all-commits --all-experiments` to free the cache."
+            "Removed. Type `dvc repro` to record that, and `dvc gc -q --all-commits --all-experiments` to free the "
+            "cache."
         )

@@ -67,7 +67,8 @@ def require_single_study(params: Path, preset: str) -> None:
     if params.is_dir():
         command = shlex.join(["snakemake", *get_snakemake_targets(params, preset), "--profile", LOCAL_PROFILE])
         raise SettingsError(
-            f"--params: {params} is a folder. Use the file of one study, or type `{command}` to run all studies in it."
+            f"--params: {params} is a folder. Use the file of one study. To run all studies in it, type `{command}`. "
+            "To see their progress, add `--html FILE` to `fedpipe status`."
         )
 
 

@@ -73,7 +73,10 @@ def read_diagnostic_settings(files: DiagnosticFiles) -> dict[str, Any]:
         names != [path.stem, *(parent.name for parent in list(path.parents)[:2])]
         or kind not in code_digest.DIAGNOSTIC_MODULES
     ):
-        raise ArtifactError(f"{path} was edited: its key would be {key}. Change the study's `diagnostics` instead.")
+        raise ArtifactError(
+            f"{path} was edited: its key would be {key}. Run `fedpipe plan` to write it again, and change the study's "
+            "`diagnostics` instead."
+        )
     if settings["code"] != code_digest.compute_diagnostic_digest(kind):
         raise ArtifactError(f"{path} belongs to another version of {kind}. Type `fedpipe run`, which plans again.")
     return settings

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fedpipe.core.components.pinned_files import has_file_changed
+from fedpipe.core.components.pinned_files import STAT_PREFIX, has_file_changed
 from fedpipe.core.errors import ArtifactError, UserError
 from fedpipe.core.storage.files import encode_json, read_json
 from fedpipe.core.storage.layout import StudyFiles
@@ -58,7 +58,9 @@ def compare_with_new_plan(plan: Plan, select_fields: Callable[[Plan], Mapping[st
         return Freshness(state, by_sources.changed_files, error)
     if encode_json(select_fields(new_plan)) == encode_json(select_fields(plan)):
         return Freshness("fresh")
-    return Freshness("stale", by_sources.changed_files)
+    # The new plan has compared pinned files with their SHA-256, so only their times have changed.
+    pinned_files = {name for name, mark in new_plan.source_hashes.items() if mark.startswith(STAT_PREFIX)}
+    return Freshness("stale", tuple(name for name in by_sources.changed_files if name not in pinned_files))
 
 
 def compare_plan_with_files(plan: Plan, select_fields: Callable[[Plan], Mapping[str, Any]] = Plan.to_dict) -> Freshness:

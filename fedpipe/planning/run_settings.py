@@ -83,7 +83,10 @@ class RunSettings:
         except (TypeError, ValueError) as error:
             raise ArtifactError(f"{path} is damaged ({error}). Delete it and run `fedpipe plan`.") from None
         if key != path.parent.name:
-            raise ArtifactError(f"{path} was edited: its key would be {key}. Change params.yaml instead.")
+            raise ArtifactError(
+                f"{path} was edited: its key would be {key}. Run `fedpipe plan` to write it again, and change "
+                "params.yaml instead."
+            )
         return settings
 
     @classmethod

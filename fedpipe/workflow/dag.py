@@ -33,7 +33,7 @@ from fedpipe.core.storage.layout import (
     get_dataset_path,
     get_heterogeneity_path,
 )
-from fedpipe.planning.combined import CombinedPlan
+from fedpipe.planning.combined import CombinedPlan, read_plans
 from fedpipe.planning.plan import Plan, PlannedDiagnostic, PlannedRun
 from fedpipe.report.contents import compute_plans_fingerprint
 from fedpipe.settings.execution import Execution
@@ -337,8 +337,8 @@ class Dag:
 
     # -- messages ------------------------------------------------------------------------------------------------------
 
-    def has_locked_files(self) -> bool:
-        """Whether another Snakemake has locked files of these studies."""
+    def format_lock_message(self, arguments: Sequence[str]) -> str:
+        """Format the message before Snakemake reports that files of these studies are locked. Empty if they are not."""
         own_prefixes = (
             *(f"{get_dataset_path(run.dataset).with_suffix('')}." for run in self.plan.runs.values()),
             *(f"{get_assignment_path(key).parent}/" for key in self.plan.partitions),
@@ -351,7 +351,20 @@ class Dag:
         for lock in LOCKS.glob("*.output.lock"):
             with suppress(FileNotFoundError):  # its Snakemake has just ended
                 locked_files += lock.read_text().splitlines()
-        return any(file.startswith(own_prefixes) for file in locked_files)
+        if not any(file.startswith(own_prefixes) for file in locked_files):
+            return ""
+        locked_studies = [
+            str(plan.params)
+            for _, plan in read_plans()
+            if plan and str(plan.study_files.get_result_table_path("md")) in locked_files
+        ]
+        study_list = f" ({', '.join(locked_studies)})" if locked_studies else ""
+        return (
+            f"fedpipe: another Snakemake is running in this folder{study_list} and makes files of this study. Wait "
+            "until it ends. Only if it was killed, type\n"
+            f"    snakemake --unlock\n    {shlex.join(['snakemake', *arguments])}\n"
+            "Complete rounds are reused. Jobs of the killed Snakemake may still be running, which is safe."
+        )
 
     @property
     def titles_by_run_path(self) -> dict[Path, str]:
@@ -439,15 +452,6 @@ def convert_to_wildcards_function(plan: Plan, function: Callable[[str], _T]) -> 
     """Convert a function of a partition's key to a function of wildcards, where `{partition}` is its name."""
     keys = {name: key for key, name in plan.partition_names.items()}
     return lambda wildcards: function(keys[wildcards.partition])
-
-
-def format_lock_message(arguments: Sequence[str]) -> str:
-    """Format the message before Snakemake reports that the folder is locked."""
-    return (
-        "fedpipe: another Snakemake is running this study. If it was killed, type\n"
-        f"    snakemake --unlock\n    {shlex.join(['snakemake', *arguments])}\n"
-        "Complete rounds are reused. Jobs of the killed Snakemake may still be running, which is safe."
-    )
 
 
 def format_resume_advice(arguments: Sequence[str]) -> str:

@@ -55,7 +55,7 @@ def test_every_command_rejects_hostile_pack_and_writes_nothing(study: Path, dama
         (line,) = (line for line in output.splitlines() if str(archive_path) in line)
         assert f"{archive_path} is damaged" in line, arguments
         assert f"{archive_path.parent}/segments" in line
-        assert "`dvc checkout`" in line
+        assert "`fedpipe run` computes what is missing, or `dvc checkout PATH`" in line
         assert "Traceback" not in output
         assert read_study_files() == before, arguments
     archive_path.unlink()

@@ -452,7 +452,7 @@ def test_load_rejects_edited_study_but_accepts_its_results_folder(study: Path, t
         _ = earlier.accuracies
     for path in (tmp_path / "copy/results/runs/fedavg").glob("*/rounds/0002/server.pt"):
         path.unlink()
-    with pytest.raises(ArtifactError, match=r"server .*round 2 is not stored.*: 0, 1, 3\."):
+    with pytest.raises(ArtifactError, match=r"server .*round 2 is not stored.*: 0, 1, 3\. .*`fedpipe run`\.$"):
         earlier.model("fedavg", alpha=0.3, round=2)
     for run in (tmp_path / "copy/results/runs/pfedme").iterdir():  # an unpacked file is read instead of the packed one
         (run / "rounds/0001/state.json").write_text('{"last": [0]}')

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from fedpipe.analysis import prune
 from fedpipe.cli.app import app
 from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.planning import planner
 from tests import small_studies as studies
 from tests.analysis.conftest import ROUNDS, finish
 from tests.pipeline.conftest import ENVIRONMENT
@@ -128,13 +129,18 @@ def test_prune_removes_diagnostics_of_removed_runs_and_unused_features(run: Run)
 def test_prune_never_removes_files_missing_from_dvc_cache(run: Run) -> None:
     params = Path("params.yaml").read_text()
     removable_runs = rerun_study(9.0)
+    (other_run,) = (run.path for run in finish(studies.settings(("fedprox",), 1)).runs)
     Path("params.yaml").write_text(params)
     unneeded_files = prune.find_unneeded_files()
     assert all(entry.uncached_count for entry in unneeded_files)
     with pytest.raises(ArtifactError, match=r"^results/.*: DVC's cache lacks \d+ "):
         prune.remove_files(unneeded_files)
     result = CliRunner().invoke(app, ["prune", "--yes"])
-    assert "is not in DVC's cache" in result.stdout
+    for path in removable_runs:
+        assert re.search(
+            rf"^{path} \(.*\) is not in DVC's cache, so it is kept\. Type `dvc commit`", result.stdout, re.M
+        )
+    assert re.search(rf"^{other_run} \(.*\) .*, so it is kept\. You can delete it\.$", result.stdout, re.M)
     assert "Nothing to remove." in result.stdout
     assert all(path.is_dir() for path in removable_runs)
 
@@ -166,6 +172,12 @@ def test_prune_keeps_runs_of_other_study(run: Run) -> None:
     Path("params.yaml").rename("studies/deep/other.yaml")
     Path("params.yaml").write_text(params)
     assert prune.find_unneeded_files() == []
+    plan = Path("results/studies/deep/other/plan.json")
+    plan.parent.mkdir(parents=True)
+    planner.make_plan(Path("studies/deep/other.yaml")).write()
+    assert prune.find_plans_of_missing_studies() == {}
+    Path("studies/deep/other.yaml").rename("other.yaml")
+    assert f"{plan}: studies/deep/other.yaml does not exist" in CliRunner().invoke(app, ["prune"], input="n\n").stdout
     Path("studies/deep/other.yaml").write_text("federation: {rounds: 0}\n")
     with pytest.raises(SettingsError, match=r"^studies/deep/other.yaml: .* federation.rounds: 0"):
         prune.find_unneeded_files()

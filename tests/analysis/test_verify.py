@@ -72,15 +72,24 @@ def test_verify_hashes_covers_heterogeneity_of_partition(study: Path) -> None:
     assignment_path, path = layout.get_assignment_path(key), layout.get_heterogeneity_path(key)
     path.write_bytes(path.read_bytes() + b"\0")
     verdict = verify.verify_hashes(files)
-    assert re.search(rf": {path}\. Delete {assignment_path}\..*`dvc checkout`", verdict.message)
+    assert re.search(
+        rf": {path}\. Delete {assignment_path}\. Then `fedpipe run` .* or `dvc checkout PATH`", verdict.message
+    )
 
 
-def test_verify_hashes_counts_pruned_states(study: Path) -> None:
-    files = RunFiles(list_runs("fedavg")[0])
+def test_verify_hashes_counts_pruned_states_and_names_lost_ones(study: Path) -> None:
+    files = RunFiles(list_runs("scaffold")[0])
     files.get_round_files(1).server_state.unlink()
     verdict = verify.verify_hashes(files)
-    assert verdict.is_ok
-    assert re.search(r"\b1 \(artifacts.keep_models\)", verdict.message)
+    assert (verdict.is_ok, verdict.note) == (True, "")
+    assert re.search(r"\b1 \(artifacts.keep_models\)$", verdict.message)
+    for keep_models, lost_rounds, pruned_count in (("all", "1 (and 1 more)", 0), (1, "1 (and 1 more)", 0), (2, "2", 1)):
+        files.get_round_files(2).client_states.unlink(missing_ok=True)
+        verdict = verify.verify_hashes(files, keep_models)
+        assert (verdict.is_ok, bool(verdict.note)) == (True, True)
+        assert f" keeps the states of round {lost_rounds}, " in verdict.message
+        assert verdict.message.endswith(f" delete {files.path} and type `fedpipe run`")
+        assert verdict.message.count(f", pruned states: {pruned_count} ") == bool(pruned_count)
 
 
 def test_verify_hashes_compares_merged_tables_with_rounds(study: Path) -> None:
@@ -185,6 +194,8 @@ def test_verify_command_exits_with_1_if_file_is_missing(study: Path) -> None:
     assert (result.exit_code, len(result.stdout.splitlines())) == (0, 4)
     assert result.stdout.splitlines()[-1] == "All verified: 1 run, 1 partition, 1 repeated round"
     (list_runs("fedavg")[0] / "rounds/0001/server.pt").unlink()
+    summary = runner.invoke(app, ["verify", "--rerun", "0"]).stdout.splitlines()[-1]
+    assert re.fullmatch(r"All verified: 4 runs, .* files\. States are missing.*", summary)
     packing.unpack_folder(list_runs("fedavg")[0] / "rounds")
     (list_runs("fedavg")[0] / "rounds/0002/participants.parquet").unlink()
     result = runner.invoke(app, ["verify", "--rerun", "0"])

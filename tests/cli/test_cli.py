@@ -186,9 +186,12 @@ def test_missing_results_error_shows_run_command_of_study(
             (
                 (command, "--params", "studies/a", "--preset", "smoke"),
                 "--params: studies/a is a folder",
-                "`snakemake all --config params=studies/a preset=smoke --profile workflow/profiles/local`",
+                text,
             )
-            for command in ("run", "show")
+            for command, text in (
+                ("run", "`snakemake all --config params=studies/a preset=smoke --profile workflow/profiles/local`"),
+                ("status", "`--html FILE`"),
+            )
         ),
         (
             ("segment", "results/runs/fedavg/0123456789ab", "--stop", "3"),

@@ -4,10 +4,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 from tests import small_studies as studies
+from tests.docs.page_blocks import blocks
 from tests.pipeline.conftest import Project, count_jobs, list_stages
 
 
@@ -57,3 +59,37 @@ def test_dvc_repro_records_grid_and_reruns_only_edited_algorithm(project: Projec
     assert count_jobs(printed)["segment"] == 2
     assert [stage for stage in list_stages(printed) if "@" in stage] == ["train@fedprox"]
     assert project.metrics()["fedavg"] == first["fedavg"]
+
+
+@pytest.mark.slow
+def test_dvc_page_lines_share_results_without_the_data(project: Project) -> None:
+    """A colleague without the data sees the results. One with the data verifies them, and nothing is trained."""
+    (lines,) = [block.lines for block in blocks("docs/dvc.md") if block.section == "Share results without the data"]
+    stages = (project.folder / "dvc.yaml").read_text()
+    for line in lines:
+        old_line = line.replace(", push: false", "")
+        assert stages.count(old_line) == 1
+        stages = stages.replace(old_line, line)
+    (project.folder / "dvc.yaml").write_text(stages)
+    own = project.folder / "own.npz"
+    np.savez(own, x=np.random.default_rng(0).random((300, 4)), y=np.arange(300) % 3)
+    (project.folder / ".git/info/exclude").write_text("own.npz\n")
+    studies.write(
+        studies.settings(rounds=1, dataset={"name": "npz", "path": "own.npz", "split": "pooled"}), project.folder
+    )
+    project.run("fedpipe", "download")
+    project.run("dvc", "repro")
+    project.run("dvc", "remote", "add", "-d", "store", "../store")
+    project.commit()
+    project.run("dvc", "push")
+    clone = Project(project.folder.with_name("clone"))
+    project.run("git", "clone", "-q", ".", str(clone.folder))
+
+    clone.run("dvc", "pull", "--allow-missing")
+    assert not (clone.folder / "results/data").exists()
+    assert "| FedAvg" in clone.run("fedpipe", "show")
+    assert "Run `fedpipe download`" in clone.run("fedpipe", "plan", check=False)
+    shutil.copy(own, clone.folder)
+    clone.run("fedpipe", "download")
+    assert "Nothing to be done" in clone.snakemake("-n", "all")
+    assert "All verified: 1 run" in clone.run("fedpipe", "verify")

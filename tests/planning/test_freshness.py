@@ -1,11 +1,14 @@
 """Freshness of a plan: fresh, stale or unknown."""
 
+import os
 from pathlib import Path
 
 import pytest
+import torch
 
-from fedpipe.core.storage.files import read_json, write_json
+from fedpipe.core.storage.files import compute_file_sha256, read_json, write_json
 from fedpipe.core.storage.layout import FULL_PRESET, PARAMS
+from fedpipe.models.mlp import MLP
 from fedpipe.planning import freshness, planner
 from fedpipe.planning.freshness import Freshness
 from fedpipe.planning.plan import Plan
@@ -64,6 +67,22 @@ def test_freshness_of_invalid_study_is_stale_and_contains_error() -> None:
     PARAMS.unlink()
     answer = freshness.compare_plan_with_files(plan)
     assert (answer.state, answer.changed_files) == ("stale", ("params.yaml",))
+    assert answer.error
+
+
+def test_pinned_file_with_new_time_is_not_a_changed_file() -> None:
+    weights = Path("start.pt")
+    network = MLP(hidden=(16,)).build((1, 8, 8), 10)
+    torch.save(network.state_dict(), weights)
+    plan = write_plan(model={"weights": str(weights), "sha256": compute_file_sha256(weights)})
+    os.utime(weights, (1, 1))
+    assert freshness.compare_source_hashes(plan) == Freshness("stale", ("start.pt",))
+    assert freshness.compare_plan_with_files(plan) == Freshness("fresh")
+    edit_params("learning_rate: 0.1", "learning_rate: 0.2")
+    assert freshness.compare_plan_with_files(plan) == Freshness("stale", ("params.yaml",))
+    weights.write_bytes(b"")
+    answer = freshness.compare_plan_with_files(plan)
+    assert (answer.state, {*answer.changed_files}) == ("stale", {"params.yaml", "start.pt"})
     assert answer.error
 
 

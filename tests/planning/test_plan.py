@@ -520,7 +520,10 @@ def test_run_yaml_contains_all_settings_of_run() -> None:
 @pytest.mark.parametrize(
     ("edit", "problem"),
     [
-        (lambda text: text.replace("learning_rate: 0.1", "learning_rate: 0.2"), "was edited: its key would be"),
+        (
+            lambda text: text.replace("learning_rate: 0.1", "learning_rate: 0.2"),
+            r"was edited: its key would be \w+. Run `fedpipe plan`",
+        ),
         (lambda text: text.replace("seed: 0", "sead: 0"), "is damaged"),
         (lambda text: "", "is damaged"),
         (lambda text: "{", "is damaged"),

@@ -324,10 +324,11 @@ def test_invalid_study_ends_snakemake_with_reason(capfd: pytest.CaptureFixture[s
 # -- messages and the shell --------------------------------------------------------------------------------------------
 
 
-def test_has_locked_files_ignores_locks_of_other_studies() -> None:
+def test_lock_message_names_study_and_ignores_locks_of_other_files() -> None:
     graph = build_dag("studies/two words.yaml")
+    arguments = ["all", "--config", "params=studies/two words.yaml"]
     path, _ = get_first_run(graph)
-    assert not graph.has_locked_files()
+    assert not graph.format_lock_message(arguments)
     dag.LOCKS.mkdir(parents=True)
     lock = dag.LOCKS / "0.output.lock"
     dataset, partition = graph.plan.runs[path].dataset, graph.plan.partitions[0]
@@ -341,8 +342,9 @@ def test_has_locked_files_ignores_locks_of_other_studies() -> None:
         ("results/studies/two words/tables/results.md", True),
     ):
         lock.write_text(f"results/other\n{locked}\n")
-        assert graph.has_locked_files() == is_own, locked
-    message = dag.format_lock_message(["all", "--config", "params=studies/two words.yaml"])
+        message = graph.format_lock_message(arguments)
+        assert bool(message) == is_own, locked
+    assert "this folder (studies/two words.yaml) " in message
     assert "    snakemake all --config 'params=studies/two words.yaml'\n" in message
     assert dag.format_resume_advice(["all"]).endswith(":\n    snakemake all")
     assert dag.format_resume_advice(["all", dag.PROGRESS_OPTION]).endswith(" the same command again.")

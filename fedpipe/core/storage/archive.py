@@ -19,6 +19,8 @@ from pathlib import Path
 from fedpipe.core.errors import ArtifactError
 
 MEMBER_TIMESTAMP = (1980, 1, 1, 0, 0, 0)  #: time of every member, the earliest possible in ZIP
+#: What to type after you deleted damaged files.
+RESTORE_ADVICE = "`fedpipe run` computes what is missing, or `dvc checkout PATH` restores what DVC has recorded"
 DAMAGE_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OSError)
 JSON_NAMES, TABLE_NAMES = "state|round|times", "participants|trained|kept|metrics|exchanged|matrices"
 MEMBER_PATTERN = re.compile(
@@ -31,8 +33,7 @@ class PackError(ArtifactError):
 
     def __init__(self, archive: Path, reason: object) -> None:
         super().__init__(
-            f"{archive} is damaged ({reason}). Delete it and {archive.with_name('segments')}. `dvc checkout` "
-            "restores what DVC has recorded, and `fedpipe run` computes the rest."
+            f"{archive} is damaged ({reason}). Delete it and {archive.with_name('segments')}. Then {RESTORE_ADVICE}."
         )
 
 

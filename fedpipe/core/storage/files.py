@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 RESULTS = Path("results")
-RESTORE_ADVICE = "`dvc checkout` restores what DVC has recorded, and `fedpipe run` computes the rest"
 WRITE_ATTEMPTS = 6  #: attempts to write a file, because its folder may be missing, or other processes clean it
 TENSOR_FILES = ("server.pt", "clients.pt")  #: files of a round that are memory-mapped, so packs do not contain them
 _T = TypeVar("_T")
