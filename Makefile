@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+SHELL := /bin/bash  # Apple's make 3.81 ignores this PATH if it starts a command without a shell
 
 .PHONY: setup demo gallery papers test test-all lint docs notebook docs-site docs-serve benchmarks benchmarks-peers lock
 

@@ -60,6 +60,11 @@ class Executor(plugin.Executor):  # type: ignore[misc]
                 f"fedpipe: the executor fedpipe-slurm does not read {ignored[0]}. Use --fedpipe-{ignored[0][2:]}, in a "
                 f"profile fedpipe-{ignored[0][2:]}."
             )
+        if workflow.executor_settings.array_jobs:
+            raise WorkflowError(
+                "fedpipe: --fedpipe-slurm-array-jobs can't be used, because the end of one task would be the end of "
+                "all. Remove it."
+            )
         path = f"{Path.cwd()}{sys.executable}"
         if not workflow.executor_settings.pass_command_as_script and (special_character := re.search(r"[$`\\]", path)):
             raise WorkflowError(
@@ -84,13 +89,21 @@ class Executor(plugin.Executor):  # type: ignore[misc]
             job.attempt = job.restart_times + 1  # the last one
             self._report_job_error_threadsafe(SubmittedJobInfo(job), TIME_ADVICE)
             return
+        try:
+            self._prepare_attempt(job)
+        except Exception as error:  # this thread would lose the error, and Snakemake would wait for the job forever
+            self._report_job_error_threadsafe(SubmittedJobInfo(job), f"fedpipe: the job was not submitted ({error!r}).")
+            return
+        super().run_job(job)
+
+    def _prepare_attempt(self, job: Any) -> None:
+        """Record what exists before a job, and request more memory if it ran out of it."""
         self._output_times[job], self._complete_rounds[job] = _get_output_times(job), _count_complete_rounds(job)
         if job in self._memory_failures and (requested_memory := job.resources.get("mem_mb")):
             job.resources.mem_mb = max(
                 requested_memory, min(requested_memory * 2 ** self._memory_failures[job], _get_largest_memory(job))
             )
             self.logger.info(f"Job {job.jobid} ran out of memory and now requests {job.resources.mem_mb} MB.")
-        super().run_job(job)
 
     # -- the end of jobs -----------------------------------------------------------------------------------------------
 

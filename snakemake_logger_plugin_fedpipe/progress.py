@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -185,8 +186,9 @@ class ProgressPrinter:
         return seconds / max(parallel_jobs, 1)
 
     def _print(self, text: str) -> None:
-        self._stream.write(f"{text}\n")  # one write, because another thread prints the end of the run
-        self._stream.flush()
+        with suppress(OSError):  # a closed pipe, as of `| head`, must not end the records of jobs
+            self._stream.write(f"{text}\n")  # one write, because another thread prints the end of the run
+            self._stream.flush()
 
 
 def read_log_tail(logs: Sequence[Path], limit: int, error: str) -> tuple[Path, list[str]]:

@@ -155,7 +155,10 @@ class Results:
 
     @cached_property
     def provenance(self) -> pd.DataFrame:
-        """Provenance of each run: rounds, folder, partition, data, the SHA-256 of its numbers, versions."""
+        """Provenance of each run: rounds, folder, partition, data, the SHA-256 of its numbers, versions.
+
+        The columns are ``partition_key`` and ``dataset_name`` if the grid varies these complete sections.
+        """
 
         def build_provenance_row(cell: Cell) -> dict[str, Any]:
             run = self.plan.get_run(cell)
@@ -164,11 +167,12 @@ class Results:
             made_by = {
                 name: "; ".join(dict.fromkeys(str(maker[name]) for maker in makers if name in maker)) for name in names
             }
+            grid = self.plan.grid
             facts = {
                 "rounds": cell.rounds,
                 "run": str(cell.files.path),
-                "partition": run.partition,
-                "dataset": run.dataset,
+                "partition_key" if "partition" in grid else "partition": run.partition,
+                "dataset_name" if "dataset" in grid else "dataset": run.dataset,
                 "sha256": cell.merged_files.read_recorded_sha256(cell.merged_files.metrics),
             }
             return facts | made_by

@@ -99,7 +99,7 @@ def generate_docs(
         write_docs()
         return
     pages = {"settings": render_settings_page, "cli": render_commands_page, "plots": render_plots_page}
-    typer.echo(pages[page]() if page in pages else render_components_page(_find_component_kind(page)), nl=False)
+    typer.echo(pages[page]() if page in pages else render_components_page(_find_component_kind(page, *pages)), nl=False)
 
 
 @app.command("new-algorithm", rich_help_panel=USER_PANEL)

@@ -354,4 +354,4 @@ def _parse_keep_models(keep_models: str) -> Any:
 
 
 def _parse_integer_or_text(text: str) -> int | str:
-    return int(text) if text.isdigit() else text
+    return int(text) if text.isdecimal() else text

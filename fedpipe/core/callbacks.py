@@ -20,8 +20,7 @@ from fedpipe.core.user_code import import_user_object
 
 CALLBACKS_KEY = "execution.callbacks"
 TRACKERS = ("dvclive", "mlflow", "tensorboard", "wandb")  #: also names of their packages and of fedpipe's extras
-#: Former names of methods. A class that still has one would silently log nothing.
-FORMER_METHODS = {"begin": "begin_run", "round": "end_round", "end": "end_run"}
+METHODS = ("begin_run", "end_round", "end_run")  #: methods of a callback
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,11 +114,11 @@ def find_callback(name: str) -> type[Callback]:
         raise SettingsError(
             f"{CALLBACKS_KEY}: '{name}' is not a callback. It must derive from fedpipe.core.callbacks.Callback."
         )
-    for former_name, method_name in FORMER_METHODS.items():
-        if hasattr(candidate, former_name):
-            raise SettingsError(
-                f"{CALLBACKS_KEY}: '{name}' has a method '{former_name}'. Rename it to '{method_name}'."
-            )
+    if all(getattr(candidate, method) is getattr(Callback, method) for method in METHODS):
+        raise SettingsError(
+            f"{CALLBACKS_KEY}: '{name}' does nothing, because it defines none of {', '.join(METHODS)}. Rename a method "
+            "to one of them."
+        )
     callback: type[Callback] = candidate
     return callback
 

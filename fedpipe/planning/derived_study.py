@@ -35,7 +35,7 @@ from fedpipe.settings.params import KEYWISE_SECTIONS, Params
 MAX_NAME_LENGTH = 80  #: characters of a derived file's name. A longer one ends with a hash
 #: Characters of YAML in the name of a file, which has no commas, colons, brackets, braces, quotes and spaces.
 NAME_CHARACTERS = str.maketrans({",": "+", ":": "=", "[": "(", "]": ")", "{": "(", "}": ")"} | dict.fromkeys("\"' "))
-AMBIGUOUS_CHARACTERS = re.compile("[+=()\"']")  #: characters of a value that also replace or lose others in the name
+AMBIGUOUS_CHARACTERS = re.compile("[+=()\"' ]")  #: characters of a value that also replace or lose others in the name
 SCHEMA_COMMENT = re.compile(r"(?<=^# yaml-language-server: \$schema=)\S+$", re.M)
 
 
@@ -168,7 +168,7 @@ class DerivedStudy:
         """Whether the file exists, and has the settings of the base. An outdated file has not been edited."""
         if not self.path.is_file():
             return "missing"
-        text = self.path.read_text()
+        text = self.path.read_text(encoding="utf-8")
         if text == self.study_text:
             return "current"
         body = text.split("\n", 2)[-1]  # below the head

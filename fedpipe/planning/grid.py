@@ -190,7 +190,7 @@ def has_overlap(key: str, other: str) -> bool:
 def _check_grid_key(name: str, key: str, study_params: Params) -> None:
     location = f"study.grid.{name}" if isinstance(study_params.study.grid[name], dict) else "study.grid"
     reject_unknown_key(location, key, study_params)
-    for section in STUDY_WIDE_SECTIONS:
+    for section in (*STUDY_WIDE_SECTIONS, "evaluation.protocols", "evaluation.metrics"):  # those of all tables
         if has_overlap(key, section):
             raise SettingsError(
                 f"{location}: '{key}' can't be varied, because {section} applies to the whole study. Remove it."

@@ -403,7 +403,7 @@ def write_plan(plan: NewPlan) -> None:
     for rung in Plan.read_rungs(plan)[len(plan.read_rungs()) :]:
         remove_path(plan.study_files.get_rung_result_path(rung.rounds))
     if plan.execution.clients_per_job:  # rules of single rounds need the files that a segment has packed
-        for run in plan.runs:
+        for run in plan.add_search_results(has_draws=True).runs:
             packing.unpack_folder(run.files.rounds_folder)
     plan.write()
     search.write_winner_settings(plan)

@@ -18,7 +18,7 @@ TABLE_COLUMNS = (
     *("partition", "client", "class", "samples", "matrix", "row", "column", "value", "left_out", "diverged"),
     *("bytes_down", "bytes_up", "train", "aggregate", "evaluate", "epoch", "participants", "rounds", "source", "point"),
     *("correct", "total", "loss", "hits", "support", "predicted", "statistic", "half_width", *get_args(Statistic)),
-    *("clients", "worst", "bytes", "run", "dataset", "sha256"),
+    *("clients", "client_name", "worst", "bytes", "run", "dataset", "sha256", "draw", "rank", "selected"),
     *("executor", "device", "fedpipe", "shared", "torch", "numpy", "python", "clusters", "mean_norm", "max_norm"),
     *("distance_from_mean", "bytes down", "bytes up", "reported accuracy", "std of clients", "worst tenth"),
     *("lowest client", "macro F1", "balanced accuracy", "reported AUC", "reported ECE", "reported NLL", "server_rate"),

@@ -148,11 +148,14 @@ class Dag:
         """
         path = RunFiles.from_key(wildcards.algorithm, wildcards.key).path
         if str(path) not in self.plan.runs:
-            raise SettingsError(
-                f"{path} is not in the plan of {self.selection.params}, which was edited while this job was queued. "
-                "Type the same command again."
-            )
+            raise self._make_edited_study_error(path)
         return self.plan.runs[str(path)]
+
+    def _make_edited_study_error(self, path: Path) -> SettingsError:
+        return SettingsError(
+            f"{path} is not in the plan of {self.selection.params}, which was edited while this job was queued. Type "
+            "the same command again."
+        )
 
     def get_segment_ends(self, run: PlannedRun) -> list[int]:
         """List the last rounds of a run's segments. A segment also ends at each number of rounds in a table."""
@@ -165,8 +168,10 @@ class Dag:
 
     def get_partition_input(self, wildcards: Wildcards) -> str:
         """Get the data set of a partition."""
-        runs = self.plan.runs.values()
-        return str(get_dataset_path(next(run.dataset for run in runs if run.partition == wildcards.key)))
+        for run in self.plan.runs.values():
+            if run.partition == wildcards.key:
+                return str(get_dataset_path(run.dataset))
+        raise self._make_edited_study_error(get_assignment_path(wildcards.key))
 
     def get_run_input(self, wildcards: Wildcards) -> dict[str, Any]:
         """Get the input of each job of a run: settings, data set and partition."""
@@ -226,6 +231,8 @@ class Dag:
         """Get the diagnostic of a job."""
         kind, _, key = wildcards.diagnostic.rpartition("-")
         files = DiagnosticFiles.from_key(wildcards.algorithm, wildcards.key, int(wildcards.round), kind, key)
+        if str(files.table) not in self.plan.diagnostics:
+            raise self._make_edited_study_error(files.table)
         return self.plan.diagnostics[str(files.table)]
 
     def get_diagnostic_input(self, wildcards: Wildcards) -> dict[str, Any]:

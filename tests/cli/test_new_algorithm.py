@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from fedpipe.algorithms.base import Algorithm
+from fedpipe.algorithms.batch import ClientInfo
 from fedpipe.cli.scaffold import new_algorithm
 from fedpipe.core.errors import SettingsError
 from tests import small_studies as studies
@@ -69,6 +71,15 @@ def test_new_algorithm_rejects_invalid_or_existing_name(name: str, problem: str,
     with pytest.raises(SettingsError, match=f"^'{re.escape(name)}' .*{problem}"):
         new_algorithm.write_algorithm_template(name)
     assert len([path for path in in_empty_folder.rglob("*") if path.is_file()]) == 2
+
+
+def test_template_names_existing_hooks_and_fields() -> None:
+    text = (Path(new_algorithm.__file__).parent / "templates/algorithm.py").read_text()
+    hooks = re.sub(r"\(.*?\)", "", " ".join(text.split("base.py: ")[1].split(". Write")[0].replace("#", "").split()))
+    assert [name for name in hooks.split(", ") if not hasattr(Algorithm, name.strip())] == []
+    field = re.search(r"``(\w+)``, which is 1 until", text)
+    assert field
+    assert field[1] in ClientInfo._fields
 
 
 @pytest.mark.usefixtures("in_empty_folder")

@@ -26,6 +26,10 @@ CUSTOM_MODULE = """
 import json
 from fedpipe.core.callbacks import Callback
 
+class Mute(Callback):
+    def end(self, run):
+        raise AssertionError
+
 class Diary(Callback):
     def _write(self, *entry):
         with open("diary.jsonl", "a") as stream:
@@ -48,6 +52,8 @@ class Former(Callback):
 class Broken(Callback):
     def __init__(self):
         raise OSError("no such board")
+    def end_run(self, run):
+        pass
 """
 
 
@@ -163,6 +169,7 @@ def test_evaluate_command_calls_callbacks_for_its_round(folder: Path) -> None:
         (["own.Diry"], r"'own\.Diry' can't be imported .*Did you mean 'own\.Diary'"),
         (["absent_module.Board"], r"'absent_module\.Board' can't be imported \(No module named 'absent_module'\)"),
         (["own.json"], r"'own\.json' is not a callback"),
+        (["own.Mute"], r"'own\.Mute' does nothing.* begin_run, end_round, end_run"),
         (["neptune"], r"unknown callback 'neptune'.*dvclive, mlflow, tensorboard, wandb"),
         (["own.Diary", "own.Diary"], r"'own\.Diary' is listed twice"),
     ],
@@ -190,10 +197,12 @@ class Live:
     """Replaces dvclive.Live if DVCLive is not installed."""
 
     def __init__(self, dir: str, resume: bool, report: None, save_dvc_exp: bool, dvcyaml: str) -> None:
-        self.curves, self.step = Path(dir, "plots/metrics"), 0
+        self.curves = Path(dir, "plots/metrics")
         assert (report, save_dvc_exp, dvcyaml) == (None, False, f"{dir}/dvc.yaml")
         assert resume == self.curves.exists(), "a job that resumes keeps the curves"
         self.curves.mkdir(parents=True, exist_ok=True)
+        last_lines = [path.read_text().splitlines()[-1] for path in self.curves.rglob("*.tsv")]
+        self.step = max((int(line.split("\t")[0]) + 1 for line in last_lines), default=0)
 
     def log_metric(self, name: str, val: float) -> None:
         path = self.curves / f"{name}.tsv"

@@ -117,6 +117,17 @@ def test_different_values_have_different_derived_study_files() -> None:
     assert all(path.parent == Path("studies") and len(path.name) < 100 for path in paths)
 
 
+def test_derived_study_with_space_and_other_letters_is_not_reported_as_edited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The space is not in the file's name, and the locale has another encoding."""
+    Path("params.yaml").write_text(BASE.replace("mu: 1.0", "mu: 1.0, title: FedDW (λ)"), encoding="utf-8")
+    read_text = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda path, encoding="latin-1": read_text(path, encoding))
+    for option in ("study.seeds=0,1", "study.seeds=0, 1"):
+        derive(option).write_study("full")
+        assert derive(option).file_state == "current"
+    assert len(list(Path("studies").glob("*.yaml"))) == 2
+
+
 def test_derived_study_file_follows_base_study_until_edited() -> None:
     options = ("federation.rounds=5",)
     study = derive(*options)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.storage import archive
 from fedpipe.core.storage.files import encode_json, write_bytes
 from fedpipe.planning import freshness, planner, search
 from fedpipe.planning.plan import Plan
@@ -142,6 +143,17 @@ def test_more_draws_rungs_or_study_seeds_keep_run_keys_of_draws() -> None:
     assert plan_study(evaluation={"protocols": ["global-on-global"]}).search_run_paths == paths
     assert plan_study({"draws": 7}).search_run_paths > paths
     assert plan_study({"seeds": [101]}).search_run_paths.isdisjoint(paths), "the first seed also seeds the draws"
+
+
+def test_plan_for_single_rounds_unpacks_rounds_of_draws() -> None:
+    """The rules of single rounds need loose files. They would train the complete rounds again without them."""
+    plan = plan_study()
+    draw = next(run for run in plan.add_search_results(has_draws=True).runs if run not in plan.runs)
+    pack_file = archive.get_pack_path(draw.files.rounds_folder)
+    write_bytes(pack_file, archive.build_pack({"0000/state.json": b"{}"}))
+    plan_study(execution={"rounds_per_job": 1, "clients_per_job": 2})
+    assert draw.files.get_round_files(0).complete_states_marker.read_bytes() == b"{}"
+    assert not pack_file.exists()
 
 
 def test_plan_without_tune_section_contains_no_tuning() -> None:

@@ -217,6 +217,12 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"execution.clients_per_job": 3}, "execution.clients_per_job: 3 ... execution.rounds_per_job: null ... 1"),
     # the grid
     ({"study.grid": {"partition.alpha": [0.1, -1]}}, "partition.alpha: -1 ... greater than 0 ... partition.alpha: -1"),
+    (
+        {"study.grid": {"evaluation.protocols": [["personal-on-local"], ["global-on-global"]]}},
+        "study.grid: 'evaluation.protocols' can't be varied ... whole study",
+    ),
+    ({"study.grid": {"evaluation.metrics": [["auc"], ["nll"]]}}, "study.grid: 'evaluation.metrics' can't be varied"),
+    ({"study.grid": {"rank": {"one": {"model.width": 1}}}}, "study.grid.rank: ... column"),
     ({"study.grid": {"partition.alfa": [0.1]}}, "partition.alfa: unknown key ... 'alpha' ... partition.alfa: 0.1"),
     (
         {"study.grid": {"federation": [{"rounds": 3}, {"rounds": 5}]}},

@@ -90,6 +90,12 @@ def test_job_of_run_that_is_no_longer_planned_is_rejected() -> None:
     edited = build_dag(labels=("fedprox",))
     with pytest.raises(SettingsError, match=f"{path} is not in the plan of params.yaml"):
         edited.get_segment_input(make_wildcards(**wildcards, stop="0004"))
+    with pytest.raises(
+        SettingsError, match=r"results/partitions/0123456789ab/assignment\.parquet is not in the plan of"
+    ):
+        edited.get_partition_input(make_wildcards(key="0123456789ab"))
+    with pytest.raises(SettingsError, match=r"/surface-0123456789ab\.parquet is not in the plan of"):
+        edited.get_diagnostic(make_wildcards(**wildcards, round="0001", diagnostic="surface-0123456789ab"))
 
 
 def test_segment_needs_previous_segment() -> None:

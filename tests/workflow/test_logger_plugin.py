@@ -228,5 +228,18 @@ def test_progress_prints_only_errors_and_warnings_without_job() -> None:
     assert stream.getvalue() == "LockException:\nDirectory cannot be locked.\nThe disk is slow.\n"
 
 
+def test_closed_pipe_of_output_raises_no_error() -> None:
+    """Snakemake's thread of records would end with the error, for example of `fedpipe run | head`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    stream = os.fdopen(writer, "w")
+    printer = build_printer(stream, segment=1)
+    begin_job(printer, 1, "segment", 0)
+    end_job(printer, 1, 20)
+    printer.print_end()
+    with pytest.raises(BrokenPipeError):
+        stream.close()
+
+
 def test_ctrl_c_message_matches_snakemake() -> None:
     assert f'"{progress.CTRL_C_MESSAGE}' in inspect.getsource(JobScheduler.schedule)

@@ -47,7 +47,18 @@ def test_option_of_other_slurm_executor_is_rejected(tmp_path: Path) -> None:
     output = run_snakemake(*arguments, "--profile", "config.yaml", folder=tmp_path)
     assert message.replace("{}", "no-account") in output
     assert output.count("Using profile") == 1
+    output = run_snakemake(*arguments, "--fedpipe-slurm-array-jobs", "all", folder=tmp_path)
+    assert "fedpipe: --fedpipe-slurm-array-jobs can't be used" in output
     assert not (tmp_path / "a").exists()
+
+
+def test_error_before_submission_ends_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread submits the job. If the error were lost there, Snakemake would wait for the job forever."""
+    executor, reports = plugin.Executor.__new__(plugin.Executor), list[str]()
+    executor._rejected_runtimes, executor._output_times = {}, {}
+    monkeypatch.setattr(executor, "_report_job_error_threadsafe", lambda info, message: reports.append(message))
+    executor.run_job(type("Job", (), {"output": None})())
+    assert reports == ["fedpipe: the job was not submitted (TypeError(\"'NoneType' object is not iterable\"))."]
 
 
 def test_plugins_do_not_import_fedpipe() -> None:

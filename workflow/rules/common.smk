@@ -110,7 +110,8 @@ onsuccess:
     if workflow.is_main_process and "all" in (
         workflow.dag_settings.targets or ["all"]
     ):
-        sys.stderr.write(f"{STUDY_DAG.format_done_message()}\n")
+        with suppress(OSError):  # the pipe of `| head` is closed
+            print(STUDY_DAG.format_done_message(), file=sys.stderr, flush=True)
 
 
 CONDA = dag.escape_braces(f"{workflow.basedir}/workflow/envs/fedpipe.yaml")

@@ -55,6 +55,7 @@ def render_docstring_equations(text: str) -> str:
         r"^ *\.\. math::((?: .*)?\n(?:(?:[ \t]+\S.*)?(?:\n|\Z))*)", render_displayed_equation, f"{text}\n", flags=re.M
     )
     text = re.sub(r":math:`([^`]+)`", lambda match: " ".join(render_equation(match[1]).split()), text)
+    text = re.sub(r"``([^`]+)``", r"`\1`", text)
     return re.sub(r"(?::\w+:)?`~?([^`\s][^`]*)`(?!`)", r"`\1`", text).rstrip("\n")
 
 

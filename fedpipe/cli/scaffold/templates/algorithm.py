@@ -15,10 +15,11 @@ from fedpipe.core.tensors import Tensors
 
 # You can run this file unchanged: it is FedAvg with a pull of each client towards the model that it trained last.
 # Change the hooks that your method changes and delete the others. They are then the same as in FedAvg. The other hooks
-# are in fedpipe/algorithms/base.py: send, personal_passes, training, local_passes (Train, Measure and Update passes),
-# predict, global_model. Write hooks for one client, as pure functions of tensors without `if` on values. Add and scale
-# complete models, such as a + b or a * 0.5. Take norms and distances of self.net.parameters(a), because a model may
-# contain BatchNorm's running statistics. The engine averages those over the uploads, whatever `aggregate` computes.
+# are in fedpipe/algorithms/base.py: send, personal_passes, training_pass, local_passes (Train, Measure and Update
+# passes), predict, global_model. Write hooks for one client, as pure functions of tensors without `if` on values. Add
+# and scale complete models, such as a + b or a * 0.5. Take norms and distances of self.net.parameters(a), because a
+# model may contain BatchNorm's running statistics. The engine averages those over the uploads, whatever `aggregate`
+# computes.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +59,7 @@ class Template(FedAvg):
     def start(self, state: State, download: State, info: ClientInfo) -> State:
         """A client's tensors in a round: the model that it trains (``model``), and what its loss needs.
 
-        ``info`` has the client's sample counts, the round, and ``first``, which is 1 until the client has trained.
+        ``info`` has the client's sample counts, the round, and ``is_first``, which is 1 until the client has trained.
         """
         return {"model": download["model"], "last": state["last"]}
 
