@@ -23,6 +23,7 @@ from fedpipe.algorithms.passes import Measure, Pass, Train, Update
 from fedpipe.core.components import component, registry
 from fedpipe.core.errors import SettingsError, UserError
 from fedpipe.core.tensors import NamesDifferError, Tensors, describe_tensor
+from fedpipe.planning.hook_names import get_algorithm_name
 from fedpipe.settings.base import Protocol
 
 #: Parts of PyTorch's errors about control flow that depends on values in a stack.
@@ -36,13 +37,6 @@ ROUND_COLUMNS = ("algorithm", "seed", "key", "round", "participants", "left_out"
 STATE_ADVICE = "Return a dict of named parts, each a tensor or Tensors, such as {'model': model}."
 #: Names of frames inside a function.
 INNER_FRAMES = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
-
-
-def get_algorithm_name(algorithm: Algorithm) -> str:
-    """Name of an algorithm in params.yaml or its dotted path, without extensions."""
-    classes = [base for base in type(algorithm).__mro__ if issubclass(base, Algorithm)]
-    named_classes = [base for base in classes if not base.__module__.startswith("fedpipe.algorithms.extensions")]
-    return registry.get_component_name(component.ALGORITHM, named_classes[0])
 
 
 # -- results of hooks --------------------------------------------------------------------------------------------------

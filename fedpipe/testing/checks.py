@@ -28,7 +28,7 @@ from fedpipe.engine.clients.executor import Phase
 from fedpipe.engine.clients.loop import LoopExecutor
 from fedpipe.engine.torch_env.trees import count_bytes, move_state, stack_states, unstack_client
 from fedpipe.models.mlp import MLP
-from fedpipe.testing import names
+from fedpipe.planning import hook_names
 from fedpipe.testing.comparisons import (
     ADAM,
     BATCH_NORM_ROUNDING,
@@ -64,7 +64,7 @@ def _make_check(find_violations: Callable[[Algorithm], Iterator[str]]) -> Check:
         try:
             with contract.explain_user_errors(algorithm):
                 messages += [
-                    f"{contract.get_algorithm_name(algorithm)}: {message}" for message in find_violations(algorithm)
+                    f"{hook_names.get_algorithm_name(algorithm)}: {message}" for message in find_violations(algorithm)
                 ]
         except SettingsError as error:
             messages.append(str(error))
@@ -112,7 +112,7 @@ def _list_evaluation_phases(algorithm: Algorithm) -> list[Phase]:
 
 def check_names(algorithm: Algorithm) -> list[str]:
     """Names that are similar to a hook's, and hooks with wrong arguments."""
-    return list(names.find_naming_mistakes(algorithm))
+    return list(hook_names.find_naming_mistakes(algorithm))
 
 
 @_make_check
