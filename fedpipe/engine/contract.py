@@ -140,6 +140,18 @@ def count_local_steps(algorithm: Algorithm, size: int, round_number: int, noise_
     return steps
 
 
+def validate_logits(algorithm: Algorithm, hook: str, result: Any, shape: tuple[int, int]) -> Tensor:
+    """Require that `predict` or `prototype_logits` returned logits of this shape (B, C)."""
+    is_tensor = isinstance(result, Tensor)
+    if is_tensor and result.is_floating_point() and result.shape == shape:
+        return cast(Tensor, result)
+    raise SettingsError(
+        f"{describe_hook(algorithm, hook)} returned {describe_tensor(result) if is_tensor else describe_value(result)} "
+        f"for {shape[0]} samples and {shape[1]} classes. Return logits of shape (samples, classes), as floating-point "
+        "numbers."
+    )
+
+
 def validate_metrics(algorithm: Algorithm, result: Mapping[str, Any]) -> dict[str, float]:
     """Require that `metrics` returned numbers without reserved names."""
     if reserved_name := next((name for name in result if name in ROUND_COLUMNS), None):
@@ -398,7 +410,7 @@ def explain_error(algorithm: Algorithm, error: Exception) -> str | None:
         path = Path(last_frame.filename).relative_to(_PACKAGE_FOLDER.parent)
         return (
             f"{name}: the result of one of its hooks can't be used ({type(error).__name__}: {message}, {path}, line "
-            f"{last_frame.lineno}). Type `fedpipe check {name}` to find the hook."
+            f"{last_frame.lineno}). {format_check_advice(algorithm)}"
         )
     frame = user_frames[-1]
     line = linecache.getline(frame.filename, frame.lineno or 0).strip()
@@ -422,6 +434,11 @@ def explain_error(algorithm: Algorithm, error: Exception) -> str | None:
     if isinstance(error, KeyError):
         return f"{prefix} reads {message}, which does not exist. Use the name of an existing part or tensor."
     return f"{prefix} failed ({type(error).__name__}: {message}). Make it work for every client and round."
+
+
+def format_check_advice(algorithm: Algorithm) -> str:
+    """Advice about an error after a hook has returned."""
+    return f"Type `fedpipe check {get_algorithm_name(algorithm)}` to find the hook."
 
 
 def _describe_failed_hook(algorithm: Algorithm, user_frames: Sequence[traceback.FrameSummary]) -> str:

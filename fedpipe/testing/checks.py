@@ -54,6 +54,9 @@ from fedpipe.testing.comparisons import (
 )
 from fedpipe.testing.trial import Trial, describe_difference, make_synthetic_clients, make_trial
 
+#: Advice instead of that to type `fedpipe check`.
+RESULT_ADVICE = "Return the types and shapes that FedAvg's hooks return."
+
 
 def _make_check(find_violations: Callable[[Algorithm], Iterator[str]]) -> Check:
     """Make a check of a generator of messages. An error of the algorithm is one more message."""
@@ -67,7 +70,7 @@ def _make_check(find_violations: Callable[[Algorithm], Iterator[str]]) -> Check:
                     f"{hook_names.get_algorithm_name(algorithm)}: {message}" for message in find_violations(algorithm)
                 ]
         except SettingsError as error:
-            messages.append(str(error))
+            messages.append(str(error).replace(contract.format_check_advice(algorithm), RESULT_ADVICE))
         return messages
 
     return check
