@@ -148,8 +148,10 @@ def convert_table_to_samples(
             f"dataset.input: {', '.join(input_names)} contains a column twice, or the column of labels. Use each once."
         )
     if incomplete_columns := sorted(name for name in sample_columns if table[name].null_count):
+        is_missing = table[incomplete_columns[0]].is_null().to_numpy()
         raise ArtifactError(
-            f"{source}: the column {incomplete_columns[0]} has rows without a value. Give each row one."
+            f"{source}: the column {incomplete_columns[0]} has no value in {is_missing.sum()} of {len(table)} rows, "
+            f"first in row {is_missing.argmax()}. Give each row a value."
         )
     labels, class_names = encode_labels(source, table[label].to_numpy())
     class_names = class_names or tuple(read_class_names(table, label))
