@@ -19,7 +19,9 @@ from fedpipe.core.storage import layout
 from fedpipe.data import class_names, store
 from fedpipe.data.datasets.base import Dataset, DatasetInfo, PinnedDataset, PublishedDataset
 from fedpipe.data.datasets.huggingface import HuggingFace
+from fedpipe.data.datasets.parquet import Parquet
 from fedpipe.data.samples import Column
+from fedpipe.data.sources import formats
 from fedpipe.data.sources.fetch import MIRROR_VARIABLE, Fetcher
 from fedpipe.settings.base import Section, make_field_omitted_at_default
 
@@ -245,6 +247,8 @@ class Data(Section):
             try:
                 store.read_dataset_info(self.dataset_path)
             except ArtifactError:
+                if problem := self._explain_missing_column():
+                    return problem
                 sha256 = getattr(source, "sha256", None)
                 return f"dataset.sha256: the file with SHA-256 {sha256} is not stored. Run `{download_command}`."
         if (
@@ -259,6 +263,15 @@ class Data(Section):
                 f"dataset.sha256: missing for {source.substitute_name}, which the mirror has instead of the original "
                 f"files of '{self.name}'. Run `{download_command}`, which fills it in."
             )
+        return None
+
+    def _explain_missing_column(self) -> str | None:
+        """Message about a column that the user's Parquet file lacks. None if it has all, or can't be read."""
+        source = self.effective_dataset
+        if isinstance(source, Parquet) and (names := formats.read_column_names(Path(source.path))):
+            for key, columns in (("input", source.input_columns), ("label", (source.label,))):
+                if problem := formats.explain_missing_column(source.path, names, columns):
+                    return f"dataset.{key}: {problem}"
         return None
 
 

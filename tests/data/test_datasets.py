@@ -491,6 +491,26 @@ def test_parquet_rejects_invalid_columns(table: dict[str, Any], problem: str) ->
         load_custom_dataset(name="parquet", path="own.parquet")
 
 
+@pytest.mark.parametrize(
+    ("columns", "problem"),
+    [
+        (
+            {"label": "clas", "input": ["a", "b"]},
+            "dataset.label: own.parquet has no column 'clas'. Did you mean 'class'?",
+        ),
+        ({"label": "class", "input": ["a", "c"]}, "dataset.input: own.parquet has no column 'c'. Use one of: "),
+        ({"label": "class", "input": ["a", "b"]}, None),
+    ],
+)
+def test_plan_names_column_that_stored_file_lacks(columns: dict[str, Any], problem: str | None) -> None:
+    """The samples of other columns are stored, but not these."""
+    pd.DataFrame({"a": [0, 1], "b": [1.5, 2.5], "class": [0, 1]}).to_parquet("own.parquet")
+    data = parser.parse_dataset({"name": "parquet", "path": "own.parquet", "sha256": "0" * 64} | columns)
+    message = data.explain_missing_data("fedpipe download")
+    assert message is not None
+    assert message.startswith(problem or "dataset.sha256: the file with SHA-256 000")
+
+
 @pytest.mark.parametrize(("name", "separator"), [("own.csv", ","), ("my own.tsv", "\t")])
 def test_csv_error_shows_working_conversion_command(name: str, separator: str) -> None:
     frame = pd.DataFrame({"text": ["a b", "b"], "label": ["x", "y"]})

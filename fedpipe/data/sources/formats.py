@@ -100,6 +100,23 @@ def load_table(path: Path) -> pa.Table:
         raise ArtifactError(f"{path} can't be read as Parquet ({format_error(error)}). {advice}") from error
 
 
+def read_column_names(path: Path) -> list[str]:
+    """Names of the columns of a Parquet file. Empty if it can't be read."""
+    import pyarrow.parquet as pq
+
+    with suppress(Exception):  # any error of Arrow or the system
+        return list(pq.read_schema(path).names)
+    return []
+
+
+def explain_missing_column(source: str, names: Sequence[str], sample_columns: Sequence[str]) -> str | None:
+    """Message about the first of these columns that a table lacks. None if it has all of them."""
+    missing_columns = [name for name in sample_columns if name not in names]
+    if not missing_columns:
+        return None
+    return f"{source} has no column '{missing_columns[0]}'. {suggest_name(missing_columns[0], names)}"
+
+
 def _format_csv_advice(path: Path) -> str:
     """Command that converts a text table to Parquet. A sentence."""
     parquet_path, separator = str(path.with_suffix(".parquet")), CSV_SEPARATORS[path.suffix.lower()]
@@ -141,8 +158,8 @@ def convert_table_to_samples(
             f"{source} has the columns {', '.join(names)}. Use {label}, and text or image, or set dataset.input to the "
             "columns of the features."
         )
-    if missing_columns := [name for name in sample_columns if name not in names]:
-        raise ArtifactError(f"{source} has no column '{missing_columns[0]}'. {suggest_name(missing_columns[0], names)}")
+    if problem := explain_missing_column(source, names, sample_columns):
+        raise ArtifactError(problem)
     if len(set(sample_columns)) < len(sample_columns):
         raise ArtifactError(
             f"dataset.input: {', '.join(input_names)} contains a column twice, or the column of labels. Use each once."
