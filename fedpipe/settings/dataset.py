@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from fedpipe.core.components import registry
 from fedpipe.core.components.component import DATASET
 from fedpipe.core.errors import ArtifactError, SettingsError
-from fedpipe.core.storage import layout
+from fedpipe.core.storage import files, layout
 from fedpipe.data import class_names, store
 from fedpipe.data.datasets.base import Dataset, DatasetInfo, PinnedDataset, PublishedDataset
 from fedpipe.data.datasets.huggingface import HuggingFace
@@ -268,7 +268,7 @@ class Data(Section):
     def _explain_missing_column(self) -> str | None:
         """Message about a column that the user's Parquet file lacks. None if it has all, or can't be read."""
         source = self.effective_dataset
-        if isinstance(source, Parquet) and (names := formats.read_column_names(Path(source.path))):
+        if isinstance(source, Parquet) and (names := files.read_column_names(Path(source.path))):
             for key, columns in (("input", source.input_columns), ("label", (source.label,))):
                 if problem := formats.explain_missing_column(source.path, names, columns):
                     return f"dataset.{key}: {problem}"

@@ -100,15 +100,6 @@ def load_table(path: Path) -> pa.Table:
         raise ArtifactError(f"{path} can't be read as Parquet ({format_error(error)}). {advice}") from error
 
 
-def read_column_names(path: Path) -> list[str]:
-    """Names of the columns of a Parquet file. Empty if it can't be read."""
-    import pyarrow.parquet as pq
-
-    with suppress(Exception):  # any error of Arrow or the system
-        return list(pq.read_schema(path).names)
-    return []
-
-
 def explain_missing_column(source: str, names: Sequence[str], sample_columns: Sequence[str]) -> str | None:
     """Message about the first of these columns that a table lacks. None if it has all of them."""
     missing_columns = [name for name in sample_columns if name not in names]
