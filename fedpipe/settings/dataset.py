@@ -96,6 +96,11 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _check_effective_dataset(self) -> Data:
+        if f".{self.name.lower()}" in formats.CSV_SEPARATORS:
+            path = Path(str(self.parameters.get("path", f"FILE.{self.name}")))
+            raise SettingsError(
+                f"dataset.name: '{self.name}' can't be used. Use parquet. {formats.format_csv_advice(path)}"
+            )
         assert self.effective_dataset
         return self
 

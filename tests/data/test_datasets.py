@@ -517,9 +517,13 @@ def test_csv_error_shows_working_conversion_command(name: str, separator: str) -
     frame.to_csv(name, sep=separator, index=False)
     with pytest.raises(ArtifactError) as error:
         load_custom_dataset(name="parquet", path=name)
+    with pytest.raises(SettingsError) as name_error:
+        load_custom_dataset(name=Path(name).suffix[1:], path=name)
     parquet_path = str(Path(name).with_suffix(".parquet"))
     message = str(error.value)
     assert message.startswith(f"{name} can't be read as Parquet")
+    assert str(name_error.value).startswith("dataset.name: ")
+    assert str(name_error.value).endswith(f"Use parquet. {message[message.index('Type') :]}")
     assert message.endswith(f"set dataset.path to {parquet_path}.")
     match = re.search('Type `python -c "(.*)"`', message)
     exec(match[1])

@@ -96,7 +96,7 @@ def load_table(path: Path) -> pa.Table:
     try:
         return decode_parquet(path)
     except Exception as error:  # any error of Arrow or the system
-        advice = _format_csv_advice(path) if path.suffix.lower() in CSV_SEPARATORS else "Use a Parquet file."
+        advice = format_csv_advice(path) if path.suffix.lower() in CSV_SEPARATORS else "Use a Parquet file."
         raise ArtifactError(f"{path} can't be read as Parquet ({format_error(error)}). {advice}") from error
 
 
@@ -108,9 +108,9 @@ def explain_missing_column(source: str, names: Sequence[str], sample_columns: Se
     return f"{source} has no column '{missing_columns[0]}'. {suggest_name(missing_columns[0], names)}"
 
 
-def _format_csv_advice(path: Path) -> str:
+def format_csv_advice(path: Path) -> str:
     """Command that converts a text table to Parquet. A sentence."""
-    parquet_path, separator = str(path.with_suffix(".parquet")), CSV_SEPARATORS[path.suffix.lower()]
+    parquet_path, separator = str(path.with_suffix(".parquet")), CSV_SEPARATORS.get(path.suffix.lower(), "")
     code = f"import pandas; pandas.read_csv({str(path)!r}{separator}).to_parquet({parquet_path!r})"
     return f'Type `python -c "{code}"`, and set dataset.path to {parquet_path}.'
 
