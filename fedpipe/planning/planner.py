@@ -150,7 +150,7 @@ class _PlanDraft:
         # Many algorithms share settings.
         for params in {id(params): params for params in params_by_label.values()}.values():
             self.params.append(params)
-            self.warnings += params.warnings
+            self.warnings += [*params.warnings, *study_facts.list_model_warnings(params)]
             self.fingerprints |= {
                 str(pin.path): pinned_files.compute_stat_fingerprint(pin.path) for pin in params.pinned_files.values()
             }

@@ -55,6 +55,14 @@ class Misspelled(FedAvg):
         return server
 
 
+class Softmax(Model):
+    """A custom model whose outputs are probabilities."""
+
+    @override
+    def build(self, shape: tuple[int, ...], num_classes: int) -> Network:
+        return Network(nn.Flatten(), nn.Sequential(nn.Linear(64, num_classes), nn.Softmax(1)))
+
+
 def make_study(parameters: dict[str, Any]) -> dict[str, Any]:
     """Return a study of four rounds with one algorithm, ``x``."""
     return studies.settings((), algorithms={"x": parameters}, study={"algorithms": ["x"]})
@@ -88,6 +96,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
     "fedala": ({"algorithm": "fedala", "layers": 3}, {}, ("algorithms.x.layers: 3 ", " 2 ")),
     "lg_fedavg": ({"algorithm": "lg_fedavg", "layers": 3}, {}, ("algorithms.x.layers: 3 ", " 2 ", "FedAvg")),
     "fedavg": ({"algorithm": "fedavg"}, {}, ()),
+    "softmax": (
+        {"algorithm": "fedavg"},
+        {"model": {"name": f"{__name__}.Softmax"}},
+        (f"model.name: the outputs of '{__name__}.Softmax' are at least 0 and sum to 1",),
+    ),
     "misspelled-hook": (
         {"algorithm": f"{__name__}.Misspelled"},
         {},
