@@ -83,7 +83,9 @@ class Report(Section):
         (), description="Protocols of `evaluation.protocols` in the figure of curves. Empty: all."
     )
     figure_algorithms: tuple[str, ...] = Field(
-        (), description="Methods of study.algorithms in the figures of curves and matrices. Empty: all."
+        (),
+        description="Methods of study.algorithms in the figure of curves. Empty: all. The figure of matrices shows the "
+        "first two of them with a global model, by default beginning with fedavg and feddw.",
     )
 
     _require_unique_values = field_validator("best_over", "statistics", "figure_protocols", "figure_algorithms")(
