@@ -7,6 +7,7 @@ job imports this module.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, LiteralString
 
@@ -97,6 +98,7 @@ def format_validation_errors(
     """
     messages: list[str] = []
     expectations: dict[str, tuple[Any, list[str]]] = {}
+    literals: dict[str, list[str]] = {}  #: possible texts by key
     for problem in error.errors(include_url=False):
         location = _remove_union_branches(problem["loc"], settings)
         key = ".".join(str(part) for part in (*([prefix] if prefix else []), *location))
@@ -124,6 +126,7 @@ def format_validation_errors(
             )
             words = f"a value {words}" if words.startswith(("greater", "less")) else words
             value = problem["input"]
+            literals.setdefault(key, []).extend(re.findall("'([^']+)'", context.get("expected", "")))
             if kind in {"tuple_type", "list_type"} and type(value) in {str, int, float}:
                 words = f"a list, such as [{value}]"
             expectations.setdefault(key, (problem["input"], []))[1].append(words)
@@ -133,6 +136,9 @@ def format_validation_errors(
             continue  # the list is too short because of an invalid entry
         if value is None and "a valid mapping" in phrases:
             messages.append(f"{key}: empty. {EMPTY_MAPPING_ADVICE}")
+            continue
+        if isinstance(value, str) and find_nearest_name(value, literals.get(key, ()), cutoff=0.8):
+            messages.append(f"{key}: {value!r} can't be used. {suggest_name(value, literals[key])}")
             continue
         value_text = str(value).lower() if isinstance(value, bool) else repr(value)
         value_text = value_text if len(value_text) <= MAX_VALUE_LENGTH else f"{value_text[:MAX_VALUE_LENGTH]}…"

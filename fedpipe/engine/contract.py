@@ -23,6 +23,7 @@ from fedpipe.algorithms.passes import Measure, Pass, Train, Update
 from fedpipe.core.components import component, registry
 from fedpipe.core.errors import SettingsError, UserError
 from fedpipe.core.tensors import NamesDifferError, Tensors, describe_tensor
+from fedpipe.planning.hook_names import get_algorithm_name
 from fedpipe.settings.base import Protocol
 
 #: Parts of PyTorch's errors about control flow that depends on values in a stack.
@@ -36,13 +37,6 @@ ROUND_COLUMNS = ("algorithm", "seed", "key", "round", "participants", "left_out"
 STATE_ADVICE = "Return a dict of named parts, each a tensor or Tensors, such as {'model': model}."
 #: Names of frames inside a function.
 INNER_FRAMES = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
-
-
-def get_algorithm_name(algorithm: Algorithm) -> str:
-    """Name of an algorithm in params.yaml or its dotted path, without extensions."""
-    classes = [base for base in type(algorithm).__mro__ if issubclass(base, Algorithm)]
-    named_classes = [base for base in classes if not base.__module__.startswith("fedpipe.algorithms.extensions")]
-    return registry.get_component_name(component.ALGORITHM, named_classes[0])
 
 
 # -- results of hooks --------------------------------------------------------------------------------------------------
@@ -144,6 +138,18 @@ def count_local_steps(algorithm: Algorithm, size: int, round_number: int, noise_
             "of at least 1."
         )
     return steps
+
+
+def validate_logits(algorithm: Algorithm, hook: str, result: Any, shape: tuple[int, int]) -> Tensor:
+    """Require that `predict` or `prototype_logits` returned logits of this shape (B, C)."""
+    is_tensor = isinstance(result, Tensor)
+    if is_tensor and result.is_floating_point() and result.shape == shape:
+        return cast(Tensor, result)
+    raise SettingsError(
+        f"{describe_hook(algorithm, hook)} returned {describe_tensor(result) if is_tensor else describe_value(result)} "
+        f"for {shape[0]} samples and {shape[1]} classes. Return logits of shape (samples, classes), as floating-point "
+        "numbers."
+    )
 
 
 def validate_metrics(algorithm: Algorithm, result: Mapping[str, Any]) -> dict[str, float]:
@@ -404,7 +410,7 @@ def explain_error(algorithm: Algorithm, error: Exception) -> str | None:
         path = Path(last_frame.filename).relative_to(_PACKAGE_FOLDER.parent)
         return (
             f"{name}: the result of one of its hooks can't be used ({type(error).__name__}: {message}, {path}, line "
-            f"{last_frame.lineno}). Type `fedpipe check {name}` to find the hook."
+            f"{last_frame.lineno}). {format_check_advice(algorithm)}"
         )
     frame = user_frames[-1]
     line = linecache.getline(frame.filename, frame.lineno or 0).strip()
@@ -428,6 +434,11 @@ def explain_error(algorithm: Algorithm, error: Exception) -> str | None:
     if isinstance(error, KeyError):
         return f"{prefix} reads {message}, which does not exist. Use the name of an existing part or tensor."
     return f"{prefix} failed ({type(error).__name__}: {message}). Make it work for every client and round."
+
+
+def format_check_advice(algorithm: Algorithm) -> str:
+    """Advice about an error after a hook has returned."""
+    return f"Type `fedpipe check {get_algorithm_name(algorithm)}` to find the hook."
 
 
 def _describe_failed_hook(algorithm: Algorithm, user_frames: Sequence[traceback.FrameSummary]) -> str:

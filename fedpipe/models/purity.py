@@ -82,9 +82,12 @@ def require_pure_network(
                 train_logits = compute_example_logits(network, shape, has_tokens)
                 eval_logits = compute_example_logits(network.eval(), shape, has_tokens)
     except Exception as error:  # a user's code may raise anything
+        reason: BaseException = error
+        if has_tokens is None and error.__context__ and "'indices'" not in str(error.__context__):
+            reason = error.__context__  # of numbers, which were tried first. An embedding rejects them as 'indices'
         raise SettingsError(
             f"model.name: the network of '{name}' can't be trained on {KINDS[has_tokens]} of shape {shape} "
-            f"({type(error).__name__}: {error})."
+            f"({type(reason).__name__}: {reason})."
         ) from error
     if random_layers:
         raise SettingsError(

@@ -8,9 +8,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -29,6 +30,11 @@ from fedpipe.settings import loader, parser
 from fedpipe.settings.dataset import DOWNLOAD_COMMAND, Data
 from fedpipe.settings.federation import Federation
 from fedpipe.settings.loader import convert_to_mapping
+
+if TYPE_CHECKING:
+    import torch
+
+MAX_CLASS_NAMES = 10  #: class names that `fedpipe download` prints
 
 
 def is_planned_dataset(name: str) -> bool:
@@ -159,6 +165,8 @@ def write_dataset_facts_into_study(name: str | None, params: Path, stored: set[P
         stored.add(load_and_save_dataset(source, section.fetcher))
     messages = [f"{path} is stored."]
     labels = store.load_samples(path).y
+    if isinstance(source, PinnedDataset) and not isinstance(source, PublishedDataset):
+        messages += _describe_samples(store.read_dataset_info(path), store.read_class_names(path), labels)
     if (lowest_label := int(labels.min())) > 0:
         messages.append(
             f"Its labels are {lowest_label} to {int(labels.max())}, but classes are numbered from 0, so class 0 has "
@@ -180,6 +188,35 @@ def write_dataset_facts_into_study(name: str | None, params: Path, stored: set[P
             if getattr(dataset, "sha256", None) and grid_dataset.explain_missing_data(DOWNLOAD_COMMAND):
                 messages.append(f"{load_and_save_dataset(dataset, grid_dataset.fetcher)} is stored.")
     return "\n".join(messages)
+
+
+def _describe_samples(facts: DatasetInfo, class_names: Sequence[str], labels: torch.Tensor) -> list[str]:
+    """Describe the samples of a user's file, with a warning if its labels are probably no classes."""
+    listed_names = [repr(name) if name != name.strip() else name for name in class_names[:MAX_CLASS_NAMES]]
+    if len(class_names) > MAX_CLASS_NAMES:
+        listed_names.append(f"and {len(class_names) - MAX_CLASS_NAMES:,} more")
+    name_list = f": {', '.join(listed_names)}" if class_names else ""
+    messages = [f"It has {facts.size:,} samples of shape {facts.shape} in {facts.classes:,} classes{name_list}."]
+    class_sizes = labels.bincount()
+    class_count, single_count = int((class_sizes > 0).sum()), int((class_sizes == 1).sum())
+    if fraction := _find_fraction(class_names):
+        messages.append(
+            f"Warning: its labels are numbers with fractions, such as {fraction}, and each number is a class. Use "
+            "labels that are classes."
+        )
+    elif single_count > class_count / 2:
+        messages.append(
+            f"Warning: {single_count:,} of its {class_count:,} classes have one sample. Use labels that are classes."
+        )
+    return messages
+
+
+def _find_fraction(class_names: Sequence[str]) -> str | None:
+    """Find a number with a fraction, if all names are numbers."""
+    with suppress(ValueError):
+        numbers = [float(name) for name in class_names]
+        return next((name for name, number in zip(class_names, numbers, strict=True) if number % 1), None)
+    return None
 
 
 def _write_weights_sha256_into_study(

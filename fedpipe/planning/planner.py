@@ -143,14 +143,14 @@ class _PlanDraft:
 
         ``settings_by_label`` has the settings of each algorithm at the point, and its overrides.
         """
-        from fedpipe.planning import study_facts  # here, because `fedpipe status` imports no torch
+        from fedpipe.planning import hook_names, study_facts  # here, because `fedpipe status` imports no torch
 
         algorithms, seeds = self.study_params.study.algorithms, self.study_params.study.seeds
         params_by_label = {label: params for label, (params, _) in settings_by_label.items()}
         # Many algorithms share settings.
         for params in {id(params): params for params in params_by_label.values()}.values():
             self.params.append(params)
-            self.warnings += params.warnings
+            self.warnings += [*params.warnings, *study_facts.list_model_warnings(params)]
             self.fingerprints |= {
                 str(pin.path): pinned_files.compute_stat_fingerprint(pin.path) for pin in params.pinned_files.values()
             }
@@ -162,6 +162,8 @@ class _PlanDraft:
             self.components.append(algorithm := params_by_label[label].algorithms[label].algorithm)
             study_facts.reject_passes_of_frozen_body(algorithm, label, params_by_label[label])
             facts = study_facts.build_study_facts(algorithm, params_by_label[label])
+            naming_mistakes = hook_names.find_naming_mistakes(algorithm)
+            self.warnings += [f"algorithms.{label}: {mistake}" for mistake in naming_mistakes]
             self.warnings += algorithm.warnings(facts, f"algorithms.{label}")
             self.warnings += study_facts.list_protocol_warnings(algorithm, label, params_by_label[label])
         settings = {

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import functools
+from contextlib import suppress
 from typing import Any
 
 import torch
 
 from fedpipe.algorithms.base import Algorithm, StudyFacts
 from fedpipe.algorithms.passes import Train
+from fedpipe.core.components import registry
+from fedpipe.core.components.component import MODEL
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.tensors import Tensors
-from fedpipe.models.base import FunctionalNetwork
+from fedpipe.data.datasets.base import DatasetInfo
+from fedpipe.models.base import FunctionalNetwork, Model, seed_generator
+from fedpipe.models.purity import compute_example_logits
 from fedpipe.settings.params import Params
 
 _networks: dict[tuple[Any, ...], FunctionalNetwork | None] = {}
+_softmax_networks: dict[tuple[Any, ...], bool] = {}
 
 
 def build_study_facts(algorithm: Algorithm, params: Params) -> StudyFacts:
@@ -88,6 +94,29 @@ def list_protocol_warnings(algorithm: Algorithm, label: str, params: Params) -> 
         f"evaluation.protocols: {label} has no model for {', '.join(protocols)}, so it has no accuracy. Add another "
         "protocol, such as personal-on-local."
     ]
+
+
+def list_model_warnings(params: Params) -> list[str]:
+    """List a warning if a custom network ends with a softmax, although losses take logits."""
+    model, info, has_tokens = params.model, params.dataset.dataset_info, params.dataset.has_tokens
+    name = registry.get_component_name(MODEL, type(model))
+    cache_key = (type(model), repr(model), info.shape, info.classes, has_tokens)
+    if "." in name and cache_key not in _softmax_networks:
+        _softmax_networks[cache_key] = _has_softmax_outputs(model, info, has_tokens)
+    if not _softmax_networks.get(cache_key):
+        return []
+    return [
+        f"model.name: the outputs of '{name}' are at least 0 and sum to 1, as after a softmax. Remove the softmax, "
+        "because losses take logits."
+    ]
+
+
+def _has_softmax_outputs(model: Model, info: DatasetInfo, has_tokens: bool | None) -> bool:
+    """Whether the outputs for two inputs are probabilities. False if the network can't be built here."""
+    with suppress(Exception), seed_generator(0), torch.no_grad():
+        outputs = compute_example_logits(model.build(info.shape, info.classes).eval(), info.shape, has_tokens)
+        return bool((outputs >= 0).all()) and torch.allclose(outputs.sum(1), torch.ones(2, dtype=outputs.dtype))
+    return False
 
 
 @functools.cache

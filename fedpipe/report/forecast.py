@@ -71,14 +71,16 @@ class Forecast:
     seconds: float
     stored_bytes: float
     traffic_bytes: float
+    is_upper_bound: bool = False  #: some runs are complete, and a search may need fewer others than assumed
 
     def __str__(self) -> str:
         unknown_runs = self.runs - self.known_runs
         unknown_note = f" The other {unknown_runs} have no such earlier runs." if unknown_runs else ""
         parallel_note = f"{self.parallel_runs} runs at the same time" if self.parallel_runs > 1 else "one run at a time"
+        duration = f"{'at most about' if self.is_upper_bound else 'about'} {format_duration(self.seconds)}"
         return (
-            f"{self.known_runs} of {self.runs} remaining runs would take about {format_duration(self.seconds)} on this "
-            f"machine with {parallel_note}, store {format_bytes(self.stored_bytes)} and send "
+            f"{self.known_runs} of {self.runs} remaining runs would take {duration} on this machine "
+            f"with {parallel_note}, store {format_bytes(self.stored_bytes)} and send "
             f"{format_bytes(self.traffic_bytes)}. The forecast is from earlier runs with the same algorithm, model and "
             f"data set.{unknown_note}"
         )
@@ -90,6 +92,7 @@ def forecast_remaining_work(*plans: NewPlan) -> Forecast:
     Shared runs count once, and runs without available data are omitted. With `tune`, all draws are as expensive as
     those with the lowest numbers, which are assumed to continue.
     """
+    has_incomplete_search = any(plan.tuning and len(plan.read_rungs()) < len(plan.tuning.rungs) for plan in plans)
     plans = tuple(map(_assume_search_results, plans))
     remaining_runs: dict[Path, tuple[PlannedRun, NewPlan]] = {}
     for plan in plans:
@@ -123,6 +126,7 @@ def forecast_remaining_work(*plans: NewPlan) -> Forecast:
         max([sum(seconds) / parallel_runs, *seconds], default=0.0),
         stored_bytes,
         traffic_bytes,
+        has_incomplete_search and len(remaining_runs) < len({run.path for plan in plans for run in plan.runs}),
     )
 
 

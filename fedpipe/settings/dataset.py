@@ -15,11 +15,13 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from fedpipe.core.components import registry
 from fedpipe.core.components.component import DATASET
 from fedpipe.core.errors import ArtifactError, SettingsError
-from fedpipe.core.storage import layout
+from fedpipe.core.storage import files, layout
 from fedpipe.data import class_names, store
 from fedpipe.data.datasets.base import Dataset, DatasetInfo, PinnedDataset, PublishedDataset
 from fedpipe.data.datasets.huggingface import HuggingFace
+from fedpipe.data.datasets.parquet import Parquet
 from fedpipe.data.samples import Column
+from fedpipe.data.sources import formats
 from fedpipe.data.sources.fetch import MIRROR_VARIABLE, Fetcher
 from fedpipe.settings.base import Section, make_field_omitted_at_default
 
@@ -94,6 +96,11 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _check_effective_dataset(self) -> Data:
+        if f".{self.name.lower()}" in formats.CSV_SEPARATORS:
+            path = Path(str(self.parameters.get("path", f"FILE.{self.name}")))
+            raise SettingsError(
+                f"dataset.name: '{self.name}' can't be used. Use parquet. {formats.format_csv_advice(path)}"
+            )
         assert self.effective_dataset
         return self
 
@@ -245,6 +252,8 @@ class Data(Section):
             try:
                 store.read_dataset_info(self.dataset_path)
             except ArtifactError:
+                if problem := self._explain_missing_column():
+                    return problem
                 sha256 = getattr(source, "sha256", None)
                 return f"dataset.sha256: the file with SHA-256 {sha256} is not stored. Run `{download_command}`."
         if (
@@ -259,6 +268,15 @@ class Data(Section):
                 f"dataset.sha256: missing for {source.substitute_name}, which the mirror has instead of the original "
                 f"files of '{self.name}'. Run `{download_command}`, which fills it in."
             )
+        return None
+
+    def _explain_missing_column(self) -> str | None:
+        """Message about a column that the user's Parquet file lacks. None if it has all, or can't be read."""
+        source = self.effective_dataset
+        if isinstance(source, Parquet) and (names := files.read_column_names(Path(source.path))):
+            for key, columns in (("input", source.input_columns), ("label", (source.label,))):
+                if problem := formats.explain_missing_column(source.path, names, columns):
+                    return f"dataset.{key}: {problem}"
         return None
 
 

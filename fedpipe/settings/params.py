@@ -277,12 +277,15 @@ class Params(Section):
                 f"transforms.{key}: {getattr(self.transforms, key)} can't be used with model.frozen: true, "
                 "because the features are computed once. Remove it, or set model.frozen to false."
             )
-        model.check(facts.shape, facts.classes)
         has_tokens = dataset.has_tokens
+        try:
+            model.check(facts.shape, facts.classes)
+        except SettingsError:
+            if type(model).check.__module__ == MODEL.function_module:  # this check does not know the dtype of inputs
+                self._check_purity(has_tokens)
+            raise
         if not type(model).__module__.startswith("fedpipe."):  # tests check the built-in models
-            from fedpipe.models.purity import require_pure_network
-
-            require_pure_network(model, facts.shape, facts.classes, has_tokens)
+            self._check_purity(has_tokens)
         elif has_tokens is not None and has_tokens != hasattr(model, "vocabulary"):
             families = {name: registry.find_component(MODEL, name) for name in registry.list_components(MODEL)}
             default = [name for name, family in families.items() if hasattr(family, "vocabulary") == has_tokens]
@@ -298,6 +301,11 @@ class Params(Section):
                 f"model.vocabulary: {vocabulary} is less than the {facts.vocabulary} token ids of the data set. "
                 f"Use at least {facts.vocabulary}."
             )
+
+    def _check_purity(self, has_tokens: bool | None) -> None:
+        from fedpipe.models.purity import require_pure_network
+
+        require_pure_network(self.model, self.dataset.dataset_info.shape, self.dataset.dataset_info.classes, has_tokens)
 
     def _check_rounds(self) -> None:
         """Require that models change when they are finetuned, and that the last round is evaluated."""

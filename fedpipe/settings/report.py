@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from fedpipe.settings.base import Label, Protocol, Section, make_field_omitted_at_default, require_unique_values
+from fedpipe.settings.base import Protocol, Section, make_field_omitted_at_default, require_unique_values
 
 ReportedRound = Literal["last", "best", "mean-last"]
 Average = Literal["sample", "client"]
@@ -66,7 +66,7 @@ class Report(Section):
     target: float | None = Field(
         None, gt=0, le=1, description="Target accuracy over all test samples, such as 0.7 for 70 %."
     )
-    baseline: Label | None = Field(None, description="Method of study.algorithms with which others are compared.")
+    baseline: str | None = Field(None, description="Method of study.algorithms with which others are compared.")
     rank_test: RankTest | None = Field(
         None,
         description="Friedman test over the columns of the table, by the first protocol or a method's own one, with "
@@ -82,8 +82,10 @@ class Report(Section):
     figure_protocols: tuple[Protocol, ...] = Field(
         (), description="Protocols of `evaluation.protocols` in the figure of curves. Empty: all."
     )
-    figure_algorithms: tuple[Label, ...] = Field(
-        (), description="Methods of study.algorithms in the figures of curves and matrices. Empty: all."
+    figure_algorithms: tuple[str, ...] = Field(
+        (),
+        description="Methods of study.algorithms in the figure of curves. Empty: all. The figure of matrices shows the "
+        "first two of them with a global model, by default beginning with fedavg and feddw.",
     )
 
     _require_unique_values = field_validator("best_over", "statistics", "figure_protocols", "figure_algorithms")(

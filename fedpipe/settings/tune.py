@@ -33,6 +33,17 @@ class Range(Section):
 
     _require_unique_values = field_validator("choice")(lambda values: values and require_unique_values(values))
 
+    @model_validator(mode="before")
+    @classmethod
+    def _require_mapping(cls, value: Any) -> Any:
+        if isinstance(value, (Mapping, Range)):
+            return value
+        values = value if isinstance(value, list) else "[A, B]"
+        raise ValueError(
+            f"{value!r} can't be used. Use {{log: [LOW, HIGH]}} or {{linear: [LOW, HIGH]}} for a range, or {{choice: "
+            f"{values}}} for a list of values."
+        )
+
     @field_validator("log", "linear")
     @classmethod
     def _check_bounds_order(cls, bounds: tuple[float, float] | None) -> tuple[float, float] | None:

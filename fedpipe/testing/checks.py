@@ -28,7 +28,7 @@ from fedpipe.engine.clients.executor import Phase
 from fedpipe.engine.clients.loop import LoopExecutor
 from fedpipe.engine.torch_env.trees import count_bytes, move_state, stack_states, unstack_client
 from fedpipe.models.mlp import MLP
-from fedpipe.testing import names
+from fedpipe.planning import hook_names
 from fedpipe.testing.comparisons import (
     ADAM,
     BATCH_NORM_ROUNDING,
@@ -54,6 +54,9 @@ from fedpipe.testing.comparisons import (
 )
 from fedpipe.testing.trial import Trial, describe_difference, make_synthetic_clients, make_trial
 
+#: Advice instead of that to type `fedpipe check`.
+RESULT_ADVICE = "Return the types and shapes that FedAvg's hooks return."
+
 
 def _make_check(find_violations: Callable[[Algorithm], Iterator[str]]) -> Check:
     """Make a check of a generator of messages. An error of the algorithm is one more message."""
@@ -64,10 +67,10 @@ def _make_check(find_violations: Callable[[Algorithm], Iterator[str]]) -> Check:
         try:
             with contract.explain_user_errors(algorithm):
                 messages += [
-                    f"{contract.get_algorithm_name(algorithm)}: {message}" for message in find_violations(algorithm)
+                    f"{hook_names.get_algorithm_name(algorithm)}: {message}" for message in find_violations(algorithm)
                 ]
         except SettingsError as error:
-            messages.append(str(error))
+            messages.append(str(error).replace(contract.format_check_advice(algorithm), RESULT_ADVICE))
         return messages
 
     return check
@@ -112,7 +115,7 @@ def _list_evaluation_phases(algorithm: Algorithm) -> list[Phase]:
 
 def check_names(algorithm: Algorithm) -> list[str]:
     """Names that are similar to a hook's, and hooks with wrong arguments."""
-    return list(names.find_naming_mistakes(algorithm))
+    return list(hook_names.find_naming_mistakes(algorithm))
 
 
 @_make_check

@@ -348,6 +348,16 @@ def test_every_command_rejects_study_outside_studies_folder(run_fedpipe: RunFedp
     assert [path.name for path in Path().iterdir()] == ["other.yaml"], "nothing is written"
 
 
+@pytest.mark.parametrize("path", ["sensors/params.yaml", "sensors/studies/own.yaml"])
+def test_study_of_other_project_gets_command_to_change_folder(run_fedpipe: RunFedpipe, path: str) -> None:
+    Path(path).parent.mkdir(parents=True)
+    Path(path).write_text(yaml.safe_dump(studies.settings()))
+    Path("sensors/Snakefile").touch()
+    assert read_error(run_fedpipe, "plan", "--params", path) == (
+        f"{path}: not the path of a study. It belongs to another project. Type `cd sensors` first."
+    )
+
+
 def test_plan_warns_about_unreadable_plan_of_other_study() -> None:
     """All runs keep every state, because the unreadable study may need it."""
     studies.write(studies.settings(artifacts={"keep_models": "last"}), Path())

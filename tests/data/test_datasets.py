@@ -464,8 +464,14 @@ def test_parquet_loads_images(cell: Callable[[bytes], Any]) -> None:
         ({"words": ["a"], "label": [0]}, "own.parquet has the columns words, label."),
         ({"text": ["a"], "label": [0], "split": ["dev"]}, "own.parquet: the column split contains 'dev'."),
         ({"image": [b"no image"], "label": [0]}, "own.parquet, row 0 can't be read as an image"),
-        ({"text": ["a", None], "label": [0, 1]}, "own.parquet: the column text has rows without a value"),
-        ({"text": ["a", "b"], "label": ["x", None]}, "own.parquet: the column label has rows without a value"),
+        (
+            {"text": ["a", None], "label": [0, 1]},
+            "own.parquet: the column text has no value in 1 of 2 rows, first in row 1.",
+        ),
+        (
+            {"text": ["a", "b"], "label": [None, None]},
+            "own.parquet: the column label has no value in 2 of 2 rows, first in row 0.",
+        ),
         ({"text": [1, 2], "label": [0, 1]}, "own.parquet: the column text contains int64."),
         (
             {"image": [encode_image(np.full((2, 2), 300, np.uint16))], "label": [0]},
@@ -485,15 +491,39 @@ def test_parquet_rejects_invalid_columns(table: dict[str, Any], problem: str) ->
         load_custom_dataset(name="parquet", path="own.parquet")
 
 
+@pytest.mark.parametrize(
+    ("columns", "problem"),
+    [
+        (
+            {"label": "clas", "input": ["a", "b"]},
+            "dataset.label: own.parquet has no column 'clas'. Did you mean 'class'?",
+        ),
+        ({"label": "class", "input": ["a", "c"]}, "dataset.input: own.parquet has no column 'c'. Use one of: "),
+        ({"label": "class", "input": ["a", "b"]}, None),
+    ],
+)
+def test_plan_names_column_that_stored_file_lacks(columns: dict[str, Any], problem: str | None) -> None:
+    """The samples of other columns are stored, but not these."""
+    pd.DataFrame({"a": [0, 1], "b": [1.5, 2.5], "class": [0, 1]}).to_parquet("own.parquet")
+    data = parser.parse_dataset({"name": "parquet", "path": "own.parquet", "sha256": "0" * 64} | columns)
+    message = data.explain_missing_data("fedpipe download")
+    assert message is not None
+    assert message.startswith(problem or "dataset.sha256: the file with SHA-256 000")
+
+
 @pytest.mark.parametrize(("name", "separator"), [("own.csv", ","), ("my own.tsv", "\t")])
 def test_csv_error_shows_working_conversion_command(name: str, separator: str) -> None:
     frame = pd.DataFrame({"text": ["a b", "b"], "label": ["x", "y"]})
     frame.to_csv(name, sep=separator, index=False)
     with pytest.raises(ArtifactError) as error:
         load_custom_dataset(name="parquet", path=name)
+    with pytest.raises(SettingsError) as name_error:
+        load_custom_dataset(name=Path(name).suffix[1:], path=name)
     parquet_path = str(Path(name).with_suffix(".parquet"))
     message = str(error.value)
     assert message.startswith(f"{name} can't be read as Parquet")
+    assert str(name_error.value).startswith("dataset.name: ")
+    assert str(name_error.value).endswith(f"Use parquet. {message[message.index('Type') :]}")
     assert message.endswith(f"set dataset.path to {parquet_path}.")
     match = re.search('Type `python -c "(.*)"`', message)
     exec(match[1])
@@ -713,6 +743,32 @@ def test_download_warns_about_labels_that_start_at_1() -> None:
     save_arrays("own.npz", x=PIXELS, y=np.arange(6) % 3)
     Path("params.yaml").write_text("dataset: {name: npz, path: own.npz}\n")
     assert "labels" not in download.write_dataset_facts_into_study(None, Path("params.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "warning"),
+    [
+        (["walk", "rest", "walk ", "rest"], "3 classes: rest, walk, 'walk '.", "2 of its 3 classes have one sample."),
+        (["a", "b", "a", "b"], "2 classes: a, b.", ""),
+        ([1, 0, 1, 0], "2 classes.", ""),
+        ([1.0, 2.0, 1.0, 2.0], "2 classes: 1, 2.", ""),
+        ([1.0, 2.5, 1.0, 2.5], "2 classes: 1, 2.5.", "its labels are numbers with fractions, such as 2.5,"),
+        (
+            [f"c{number:02}" for number in range(12)] * 2,
+            "12 classes: c00, c01, c02, c03, c04, c05, c06, c07, c08, c09, and 2 more.",
+            "",
+        ),
+    ],
+)
+def test_download_describes_samples_and_warns_about_labels_that_are_no_classes(
+    labels: list[Any], classes: str, warning: str
+) -> None:
+    pd.DataFrame({"a": range(len(labels)), "b": 1.5, "label": labels}).to_parquet("own.parquet")
+    Path("params.yaml").write_text("dataset: {name: parquet, path: own.parquet, input: [a, b]}\n")
+    message = download.write_dataset_facts_into_study(None, Path("params.yaml"))
+    assert f"It has {len(labels)} samples of shape (2,) in {classes}\n" in message
+    assert [line for line in message.splitlines() if line.startswith(f"Warning: {warning}")] or not warning
+    assert message.count("Warning: ") == bool(warning)
 
 
 def test_download_prints_checksum_that_it_cannot_write() -> None:

@@ -11,6 +11,7 @@ import torch
 
 from fedpipe.core.components import code_digest, component, registry
 from fedpipe.core.errors import SettingsError
+from fedpipe.models import purity
 from fedpipe.models.base import FunctionalNetwork, Model, Network
 from fedpipe.planning import run_settings
 from fedpipe.settings import parser
@@ -55,6 +56,10 @@ def other_features(shape, classes):
 
 def embed_tokens(shape, classes):
     return nn.Sequential(nn.Embedding(10, 4), nn.Flatten()), nn.Linear(4 * shape[0], classes)
+
+
+def embed_other_length(shape, classes):
+    return nn.Sequential(nn.Embedding(10, 4), nn.Flatten()), nn.Linear(9, classes)
 
 
 def sized(shape, classes, width: Annotated[int, Field(gt=0)] = 8, *, act="relu", p=0.0):
@@ -289,9 +294,28 @@ def test_custom_function_with_wrong_result_or_exception_is_rejected() -> None:
 def test_custom_model_with_wrong_shapes_is_rejected() -> None:
     with pytest.raises(SettingsError, match=r"^model\.name: .*'own_models\.other_classes' .*\(2, 3\) .*\(2, 10\)"):
         parser.parse_params({"model": {"name": "own_models.other_classes"}})
-    with pytest.raises(SettingsError, match=r"^model\.name: .*'own_models\.other_features' fails .*\(1, 8, 8\)"):
+    message = (
+        r"^model\.name: .*'own_models\.other_features' can't be trained on numbers of shape \(1, 8, 8\) \(.* 7x10\)\)"
+    )
+    with pytest.raises(SettingsError, match=message):
         parser.parse_params({"model": {"name": "own_models.other_features"}})
     build_model("embed_tokens").check((6,), 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "has_tokens", "message"),
+    [
+        ("other_features", False, r"numbers of shape \(6,\) \(.* \(2x6 and 7x4\)\)"),
+        ("other_features", True, r"token ids of shape \(6,\) \(.* same dtype.*\)"),
+        ("other_features", None, r"inputs of shape \(6,\) \(.* \(2x6 and 7x4\)\)"),
+        ("embed_other_length", True, r"token ids of shape \(6,\) \(.* \(2x24 and 9x4\)\)"),
+        ("embed_other_length", None, r"inputs of shape \(6,\) \(.* \(2x24 and 9x4\)\)"),
+    ],
+)
+def test_error_of_flat_inputs_is_that_of_their_kind(name: str, has_tokens: bool | None, message: str) -> None:
+    """If the kind is unknown, it is the kind that the network takes."""
+    with pytest.raises(SettingsError, match=rf"^model\.name: .*'own_models\.{name}' can't be trained on {message}\.$"):
+        purity.require_pure_network(build_model(name), (6,), 4, has_tokens)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from fedpipe.algorithms.batch import State
 from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.algorithms.uploads import Uploads
 from fedpipe.cli import app
 from fedpipe.core.tensors import Tensors
 from fedpipe.models.base import Model, Network
@@ -45,6 +46,21 @@ class Normalized(Model):
     def build(self, shape: tuple[int, ...], num_classes: int) -> Network:
         body = nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(64, 8), nn.Sequential(nn.GroupNorm(2, 8))))
         return Network(body, nn.Linear(8, num_classes))
+
+
+class Misspelled(FedAvg):
+    """A custom method whose server update has another name than the hook."""
+
+    def agregate(self, server: State, uploads: Uploads) -> State:
+        return server
+
+
+class Softmax(Model):
+    """A custom model whose outputs are probabilities."""
+
+    @override
+    def build(self, shape: tuple[int, ...], num_classes: int) -> Network:
+        return Network(nn.Flatten(), nn.Sequential(nn.Linear(64, num_classes), nn.Softmax(1)))
 
 
 def make_study(parameters: dict[str, Any]) -> dict[str, Any]:
@@ -80,6 +96,16 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
     "fedala": ({"algorithm": "fedala", "layers": 3}, {}, ("algorithms.x.layers: 3 ", " 2 ")),
     "lg_fedavg": ({"algorithm": "lg_fedavg", "layers": 3}, {}, ("algorithms.x.layers: 3 ", " 2 ", "FedAvg")),
     "fedavg": ({"algorithm": "fedavg"}, {}, ()),
+    "softmax": (
+        {"algorithm": "fedavg"},
+        {"model": {"name": f"{__name__}.Softmax"}},
+        (f"model.name: the outputs of '{__name__}.Softmax' are at least 0 and sum to 1",),
+    ),
+    "misspelled-hook": (
+        {"algorithm": f"{__name__}.Misspelled"},
+        {},
+        (f"algorithms.x: {__name__}.Misspelled.agregate is never used", "Did you mean 'aggregate'?"),
+    ),
 }
 
 

@@ -68,6 +68,17 @@ def test_forecast_omits_algorithms_and_models_without_runs(measured_run: dict[st
     assert compute_forecast(model={"name": "cnn", "hidden": 16}).known_runs == 0
 
 
+def test_forecast_of_partly_complete_search_is_upper_bound(in_empty_folder: Path) -> None:
+    """The draws that continue may be among those that are complete."""
+    over = {"federation.learning_rate": {"log": [0.01, 1.0]}}
+    tune = {"over": over, "draws": 4, "rungs": [1, 2], "by": "personal-on-validation", "seeds": [7]}
+    settings = studies.settings(rounds=2, tune=tune, dataset={"validation_fraction": 0.2})
+    plan = studies.prepare(settings)
+    assert not forecast.forecast_remaining_work(plan).is_upper_bound
+    studies.finish_study(plan)
+    assert "5 of 5 remaining runs would take at most about" in str(forecast.forecast_remaining_work(plan))
+
+
 def test_forecast_of_folder_counts_each_run_once(measured_run: dict[str, float]) -> None:
     """A run in several studies counts with its maximum number of rounds. Runs without available data are omitted."""
     for name, labels, rounds in (("short", ("fedavg",), 4), ("long", ("fedavg", "fedprox"), 10)):

@@ -171,7 +171,11 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"model.name": "mpl"}, "model.name: unknown model 'mpl' ... 'mlp'"),
     ({"dataset.name": "digit"}, "dataset.name: unknown data set 'digit' ... 'digits'"),
     ({"partition.scheme": "dirichlett"}, "partition.scheme: unknown partition scheme 'dirichlett' ... 'dirichlet'"),
-    ({"evaluation.protocols": ["global-on-globel"]}, f"evaluation.protocols.0: 'global-on-globel' ... {PROTOCOLS}"),
+    ({"evaluation.protocols": ["server-on-all"]}, f"evaluation.protocols.0: 'server-on-all' ... {PROTOCOLS}"),
+    (
+        {"evaluation.protocols": ["finetune-on-local"]},
+        "evaluation.protocols.0: 'finetune-on-local' can't be used. Did you mean 'finetuned-on-local'?",
+    ),
     ({"study.algorithms": ["fedavgg"]}, "study.algorithms: unknown algorithm 'fedavgg' ... 'fedavg'"),
     ({"algorithms": {"fedavg": {}, "fedproxx": {}}}, "algorithms.fedproxx: unknown algorithm 'fedproxx' ... 'fedprox'"),
     ({"algorithms": {"fedavg": {}, "base": {}}}, f"algorithms.base: unknown algorithm 'base' ... {ALGORITHMS}"),
@@ -432,7 +436,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     *[
         ({"federation.server": server}, f"federation.server{outline}")
         for server, outline in (
-            ({"optimizer": "adm"}, ".optimizer: 'adm' can't be used. Use 'sgd', 'momentum',"),
+            ({"optimizer": "adm"}, ".optimizer: 'adm' can't be used. Did you mean 'adam'?"),
+            ({"optimizer": "lars"}, ".optimizer: 'lars' can't be used. Use 'sgd', 'momentum',"),
             ({"optimiser": "adam"}, ".optimiser: unknown key. Did you mean 'optimizer'?"),
             ({"optimizer": "adam", "beta3": 0.1}, ".beta3: unknown key. Did you mean 'beta2' or 'beta1'?"),
             ({"optimizer": "momentum", "tau": 0.1}, ".tau: 0.1 "),
@@ -545,8 +550,16 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"report.statistics": ["difference"]}, "report.baseline: it is missing ... report.statistics lists difference."),
     ({"report.statistics": ["f1"]}, "report.statistics.0: 'f1' can't be used. Use 'client_std', "),
+    (
+        {"report.statistics": ["diference"]},
+        "report.statistics.0: 'diference' can't be used. Did you mean 'difference'?",
+    ),
     ({"report.target": 70}, "report.target: 70 can't be used."),
     ({"report.baseline": "fedagv"}, "report.baseline: 'fedagv' is not in study.algorithms. Did you mean 'fedavg'?"),
+    (
+        {"report.baseline": "Ours (new)", "study.algorithms": ["fedavg", "fedprox"]},
+        "report.baseline: 'Ours (new)' is not in study.algorithms. Use one of: fedavg, fedprox.",
+    ),
     (
         {"evaluation.protocols": ["global-on-validation"]},
         "evaluation.protocols: global-on-validation ... no client has validation",

@@ -125,6 +125,11 @@ def test_smallest_and_largest_number_of_choice_are_near_bound(
         ({"over": {RATE: {"log": [-1, 1]}}}, f"tune.over.{RATE}.log: [-1, 1] ... -1 has no logarithm"),
         ({"over": {RATE: {"linear": [1, 0.1]}}}, f"tune.over.{RATE}.linear: [1, 0.1] is not ascending"),
         ({"over": {RATE: {"linear": [0, 1], "log": [0.1, 1]}}}, f"tune.over.{RATE}: it sets log and linear"),
+        (
+            {"over": {RATE: [0.1, 1]}},
+            f"tune.over.{RATE}: [0.1, 1] can't be used. Use {{log: ... or {{linear: ... or {{choice: [0.1, 1]}}",
+        ),
+        ({"over": {RATE: 0.1}}, f"tune.over.{RATE}: 0.1 can't be used. Use {{log: ... {{choice: [A, B]}}"),
         ({"over": {RATE: {}}}, f"tune.over.{RATE}: it sets nothing"),
         ({"over": {RATE: {"lin": [0, 1]}}}, f"tune.over.{RATE}.lin: unknown key. Did you mean 'linear'"),
         (

@@ -96,6 +96,19 @@ BREACHES = {
     "def extra_models(self, server):\n  return {'personal': server['model']}": (
         "own.Own.extra_models (own.py, line 35) returned 'personal', which is already the model of a protocol"
     ),
+    "def predict(self, client, x):\n  return self.net(client['model'], x).argmax(1)": (
+        "own.Own.predict (own.py, line 35) returned int64 of shape (28,) for 28 samples and 4 classes. Return logits "
+        "of shape (samples, classes)"
+    ),
+    "def predict(self, client, x):\n  return F.pad(self.net(client['model'], x), (0, 1))": (
+        "own.Own.predict (own.py, line 35) returned float64 of shape (28, 5) for 28 samples and 4 classes."
+    ),
+    "has_prototype_logits: ClassVar[bool] = True\n def prototype_logits(self, client, x):\n  return x.long()[:, :4]": (
+        "own.Own.prototype_logits (own.py, line 36) returned int64 of shape (28, 4) for 28 samples and 4 classes."
+    ),
+    "def matrices(self, server):\n  return None": (  # without the advice to type this command
+        "). Return the types and shapes that FedAvg's hooks return."
+    ),
     # passes
     "def loss(self, client, batch):\n  return F.cross_entropy(self.net(client['model'], batch.x), batch.y).item()": (
         "a Python float. Return a floating-point scalar tensor"

@@ -211,6 +211,15 @@ def decode_parquet(source: Any, columns: Sequence[str] | None = None) -> pa.Tabl
     return pq.ParquetFile(source, pre_buffer=False).read(columns, use_threads=False)
 
 
+def read_column_names(path: Path) -> list[str]:
+    """Read the names of the columns of a Parquet file. Empty if it can't be read."""
+    import pyarrow.parquet as pq
+
+    with suppress(Exception):  # any error of Arrow or the system
+        return list(pq.ParquetFile(path, pre_buffer=False).schema_arrow.names)
+    return []
+
+
 def table_to_frame(table: pa.Table) -> pd.DataFrame:
     """Convert a table to a pandas frame."""
     dataframe: pd.DataFrame = table.to_pandas(use_threads=False)

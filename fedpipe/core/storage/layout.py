@@ -284,9 +284,11 @@ class StudyFiles:
         name = params.name.removesuffix(".yaml")
         parts = (*params.parts[1:-1], name)
         if params.parts[:1] != STUDIES.parts or name == params.name or not all(part.strip(".") for part in parts):
-            raise SettingsError(
-                f"{params}: not the path of a study. Use {PARAMS}, or move the file to {STUDIES / params.stem}.yaml."
-            )
+            projects = [folder for folder in params.parents if folder.name and (folder / "Snakefile").is_file()]
+            advice = f"Use {PARAMS}, or move the file to {STUDIES / params.stem}.yaml."
+            if projects:
+                advice = f"It belongs to another project. Type `cd {shlex.quote(str(projects[0]))}` first."
+            raise SettingsError(f"{params}: not the path of a study. {advice}")
         for parent, part in itertools.pairwise(parts):
             if part.lower() in RESERVED_NAMES:
                 raise SettingsError(

@@ -96,13 +96,21 @@ def load_table(path: Path) -> pa.Table:
     try:
         return decode_parquet(path)
     except Exception as error:  # any error of Arrow or the system
-        advice = _format_csv_advice(path) if path.suffix.lower() in CSV_SEPARATORS else "Use a Parquet file."
+        advice = format_csv_advice(path) if path.suffix.lower() in CSV_SEPARATORS else "Use a Parquet file."
         raise ArtifactError(f"{path} can't be read as Parquet ({format_error(error)}). {advice}") from error
 
 
-def _format_csv_advice(path: Path) -> str:
+def explain_missing_column(source: str, names: Sequence[str], sample_columns: Sequence[str]) -> str | None:
+    """Message about the first of these columns that a table lacks. None if it has all of them."""
+    missing_columns = [name for name in sample_columns if name not in names]
+    if not missing_columns:
+        return None
+    return f"{source} has no column '{missing_columns[0]}'. {suggest_name(missing_columns[0], names)}"
+
+
+def format_csv_advice(path: Path) -> str:
     """Command that converts a text table to Parquet. A sentence."""
-    parquet_path, separator = str(path.with_suffix(".parquet")), CSV_SEPARATORS[path.suffix.lower()]
+    parquet_path, separator = str(path.with_suffix(".parquet")), CSV_SEPARATORS.get(path.suffix.lower(), "")
     code = f"import pandas; pandas.read_csv({str(path)!r}{separator}).to_parquet({parquet_path!r})"
     return f'Type `python -c "{code}"`, and set dataset.path to {parquet_path}.'
 
@@ -141,15 +149,17 @@ def convert_table_to_samples(
             f"{source} has the columns {', '.join(names)}. Use {label}, and text or image, or set dataset.input to the "
             "columns of the features."
         )
-    if missing_columns := [name for name in sample_columns if name not in names]:
-        raise ArtifactError(f"{source} has no column '{missing_columns[0]}'. {suggest_name(missing_columns[0], names)}")
+    if problem := explain_missing_column(source, names, sample_columns):
+        raise ArtifactError(problem)
     if len(set(sample_columns)) < len(sample_columns):
         raise ArtifactError(
             f"dataset.input: {', '.join(input_names)} contains a column twice, or the column of labels. Use each once."
         )
     if incomplete_columns := sorted(name for name in sample_columns if table[name].null_count):
+        is_missing = table[incomplete_columns[0]].is_null().to_numpy()
         raise ArtifactError(
-            f"{source}: the column {incomplete_columns[0]} has rows without a value. Give each row one."
+            f"{source}: the column {incomplete_columns[0]} has no value in {is_missing.sum()} of {len(table)} rows, "
+            f"first in row {is_missing.argmax()}. Give each row a value."
         )
     labels, class_names = encode_labels(source, table[label].to_numpy())
     class_names = class_names or tuple(read_class_names(table, label))

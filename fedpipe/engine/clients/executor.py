@@ -208,9 +208,10 @@ def needs_noise_key(algorithm: Algorithm, training: Train, transforms: Transform
     return is_random and not training.eval_mode
 
 
-def get_logits_function(algorithm: Algorithm, phase: Phase) -> Callable[[State, Tensor], Tensor]:
-    """Get the function that computes logits in a phase."""
-    return algorithm.prototype_logits if phase == "prototype" else algorithm.predict
+def compute_logits(algorithm: Algorithm, phase: Phase, state: State, x: Tensor, classes: int) -> Tensor:
+    """Compute a client's logits in a phase."""
+    hook = "prototype_logits" if phase == "prototype" else "predict"
+    return contract.validate_logits(algorithm, hook, getattr(algorithm, hook)(state, x), (len(x), classes))
 
 
 def count_client_steps(algorithm: Algorithm, clients: FederatedData, client: int, round_number: int) -> int | None:

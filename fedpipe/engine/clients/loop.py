@@ -33,9 +33,9 @@ from fedpipe.engine.clients.executor import (
     Score,
     TestSet,
     activate_eval_mode,
+    compute_logits,
     count_client_steps,
     count_predictions_by_class,
-    get_logits_function,
     get_passes,
     get_personal_passes,
     has_same_bits,
@@ -272,7 +272,7 @@ class ClientRun:
         all_logits = [torch.empty(0, clients.classes, device=clients.device)]
         with activate_eval_mode(self.algorithm, state):
             for batch in self._make_batches(indices, MEASURE_BATCH, key):
-                logits = get_logits_function(self.algorithm, phase)(state, batch.x)
+                logits = compute_logits(self.algorithm, phase, state, batch.x, clients.classes)
                 classes = classes + count_predictions_by_class(logits, batch)
                 loss += float(F.cross_entropy(logits, batch.y, reduction="sum"))
                 all_logits += [logits] if metrics else []

@@ -26,10 +26,10 @@ from fedpipe.engine import replay
 from fedpipe.engine.clients.executor import BUFFERS, ClientTask, Executor, Outcome
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.engine.clients.loop import ClientRun
-from fedpipe.engine.contract import get_algorithm_name
 from fedpipe.engine.run import Run
 from fedpipe.engine.server.server import call_server_hooks
 from fedpipe.models.base import FunctionalNetwork
+from fedpipe.planning.hook_names import get_algorithm_name
 
 MODEL, CLIENT_BUFFERS, TRACE, STEP = "diagnostic/model", "diagnostic/own", "diagnostic/trace", "diagnostic/step"
 HEAD_ADVICE = "Use a model and methods with a linear head."

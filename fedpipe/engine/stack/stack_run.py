@@ -29,10 +29,10 @@ from fedpipe.engine.clients.executor import (
     Score,
     TestSet,
     activate_eval_mode,
+    compute_logits,
     count_client_steps,
     count_predictions_by_class,
     get_epochs_and_steps,
-    get_logits_function,
     needs_noise_key,
     take_next_epochs,
 )
@@ -273,7 +273,7 @@ class StackRun:
         def score_samples(client: State, *samples: Tensor) -> dict[str, Tensor]:
             batch = Batch(*samples)
             with activate_eval_mode(self._algorithm, client, batch.mask):
-                logits = get_logits_function(self._algorithm, phase)(client, batch.x)
+                logits = compute_logits(self._algorithm, phase, client, batch.x, clients.classes)
             losses = F.cross_entropy(logits, batch.y, reduction="none")
             losses = torch.where(samples[2] > 0, losses, 0)  # infinity times a mask of 0 would be NaN
             sums = {"classes": count_predictions_by_class(logits, batch), "loss": batch.sum(losses).double()}

@@ -1,4 +1,4 @@
-"""Checks a class before it runs: names that are similar to a hook's, and hooks with wrong arguments."""
+"""Checks an algorithm's class before it runs: names that are similar to a hook's, and hooks with wrong arguments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from fedpipe.algorithms.base import Algorithm
-from fedpipe.engine import contract
+from fedpipe.core.components import component, registry
 
 #: Former names of hooks. A class that still has one would silently do what FedAvg does.
 FORMER_HOOKS = {
@@ -40,9 +40,16 @@ FIELDS = frozenset(field.name for field in dataclasses.fields(Algorithm))
 HOOKS = tuple(name for name in dir(Algorithm) if not name.startswith("_") and name not in FIELDS)
 
 
+def get_algorithm_name(algorithm: Algorithm) -> str:
+    """Name of an algorithm in params.yaml or its dotted path, without extensions."""
+    classes = [base for base in type(algorithm).__mro__ if issubclass(base, Algorithm)]
+    named_classes = [base for base in classes if not base.__module__.startswith("fedpipe.algorithms.extensions")]
+    return registry.get_component_name(component.ALGORITHM, named_classes[0])
+
+
 def find_naming_mistakes(algorithm: Algorithm) -> Iterator[str]:
     """Messages about names in an algorithm's class, and about arguments of its hooks."""
-    label = contract.get_algorithm_name(algorithm)
+    label = get_algorithm_name(algorithm)
     classes = [base for base in type(algorithm).__mro__ if base not in Algorithm.__mro__]
     used_names = set().union(*(_find_used_names(value) for base in classes for value in vars(base).values()))
     fields = {field.name for field in dataclasses.fields(algorithm)}
