@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -100,6 +100,7 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
         draft.add_searches(point, {label: params for label, (params, _) in settings_by_label.items()}, resolve_draw)
     has_new_clients = any("held_out" in settings.federation for settings in draft.run_settings.values())
     check_reported_clients(study_params, has_new_clients)
+    draft.warnings += draft.list_warnings_about_equal_points()
     draft.warnings += partition.collect_omitted_client_warnings(draft.partitions, draft.file_texts)
     plan = draft.build_plan(path, preset)
     check_rank_test(plan)
@@ -177,6 +178,19 @@ class _PlanDraft:
             overrides = settings_by_label[label][1]
             cell = Cell(algorithm=label, seed=seed, key=run.key, rounds=run.rounds, grid=grid_values, own=overrides)
             self.cells[compute_json_digest([label, seed, grid_values])] = cell
+
+    def list_warnings_about_equal_points(self) -> Iterator[str]:
+        """Warn about each name of the grid whose values give the same runs."""
+        for name in self.study_params.study.grid:
+            runs_by_rest: dict[str, list[tuple[str, int]]] = {}
+            for cell in self.cells.values():
+                if name in cell.grid:
+                    rest = {other: value for other, value in cell.grid.items() if other != name}
+                    runs = runs_by_rest.setdefault(compute_json_digest([cell.algorithm, cell.seed, rest]), [])
+                    runs.append((cell.key, cell.rounds))
+            has_several_values = any(len(runs) > 1 for runs in runs_by_rest.values())
+            if has_several_values and all(len({*runs}) == 1 for runs in runs_by_rest.values()):
+                yield f"study.grid: '{name}' has no effect, because all of its values give the same runs. Remove it."
 
     def add_searches(
         self,

@@ -2,7 +2,7 @@
 
 Runs with the same names of algorithm, model and data set are of one kind. Seconds of training grow with the trained
 samples, and those of aggregation and evaluation with the rounds and the size of the data set. A forecast counts the
-runs of new kinds without an estimate. `estimate_hours_per_round`, for the papers' pages, uses the nearest kind.
+runs of new kinds without an estimate.
 """
 
 from __future__ import annotations
@@ -41,11 +41,6 @@ class RunKind(NamedTuple):
     def from_settings(cls, settings: RunSettings) -> RunKind:
         """Get the kind of a run from its settings."""
         return cls(*(getattr(settings, section)["name"] for section in cls._fields))
-
-    @property
-    def similar_kinds(self) -> list[RunKind]:
-        """Kinds to try: this one, then other data sets, then other algorithms of this model. Empty matches any."""
-        return [self, self._replace(dataset=""), self._replace(algorithm=""), RunKind("", self.model, "")]
 
 
 @dataclass(frozen=True)
@@ -130,30 +125,6 @@ def forecast_remaining_work(*plans: NewPlan) -> Forecast:
     )
 
 
-def estimate_hours_per_round(plan: NewPlan) -> dict[str, float]:
-    """Estimate the hours per round of each run by its key, from runs of the nearest kind. Other runs are omitted.
-
-    The estimate is too high if all earlier runs are short and have few samples.
-    """
-    rates_by_kind: dict[RunKind, list[Rates]] = {}
-    for kind, kind_rates in _load_mean_rates(None).items():
-        for nearest_kind in kind.similar_kinds:
-            rates_by_kind.setdefault(nearest_kind, []).append(kind_rates)
-    hours_by_key = {}
-    for run in plan.runs:
-        rates = next(
-            (
-                rates_by_kind[nearest_kind]
-                for nearest_kind in RunKind.from_settings(plan.run_settings[run.key]).similar_kinds
-                if nearest_kind in rates_by_kind
-            ),
-            None,
-        )
-        if rates:
-            hours_by_key[run.key] = _estimate_round_seconds(plan, run, _average_rates(rates)) / 3600
-    return hours_by_key
-
-
 def _assume_search_results(plan: NewPlan) -> NewPlan:
     """Add the draws of `tune` with the rounds that they may need, and the runs of winners."""
     rungs, winners = search.assume_search_results(plan, plan.run_settings)
@@ -177,22 +148,18 @@ def _count_stored_states(keep_models: str | int, run: PlannedRun) -> int:
     return run.rounds if keep_models == "all" else 2
 
 
-def _load_mean_rates(requested_kinds: set[RunKind] | None) -> dict[RunKind, Rates]:
-    """Load the mean rates of each kind, or of the given kinds."""
+def _load_mean_rates(requested_kinds: set[RunKind]) -> dict[RunKind, Rates]:
+    """Load the mean rates of some kinds."""
     rates_by_kind: dict[RunKind, list[Rates]] = {}
     markers = [path for path in RESULTS.glob("runs/*/*/joined/*/joined.json") if path.is_file()]
     for marker in sorted(markers, key=lambda path: path.stat().st_mtime, reverse=True):
-        if requested_kinds is not None and all(
-            len(rates_by_kind.get(kind, ())) >= RUNS_PER_KIND for kind in requested_kinds
-        ):
+        if all(len(rates_by_kind.get(kind, ())) >= RUNS_PER_KIND for kind in requested_kinds):
             break
         with suppress(ArtifactError, OSError, LookupError, TypeError, ValueError):
             files = RunFiles(marker.parent.parent.parent)
             settings = RunSettings.read_unchecked(files.settings)
             kind = RunKind.from_settings(settings)
-            if requested_kinds is None or (
-                kind in requested_kinds and len(rates_by_kind.get(kind, ())) < RUNS_PER_KIND
-            ):
+            if kind in requested_kinds and len(rates_by_kind.get(kind, ())) < RUNS_PER_KIND:
                 rates = _compute_run_rates(files, int(marker.parent.name), settings)
                 rates_by_kind.setdefault(kind, []).append(rates)
     return {kind: _average_rates(kind_rates) for kind, kind_rates in rates_by_kind.items()}

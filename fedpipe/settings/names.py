@@ -124,8 +124,12 @@ def _find_client_numbers(
                 "names. Use numbers from 0."
             )
         return list(clients)
-    seeds = convert_to_mapping(settings.get("study")).get("seeds", [0]) if scheme.seed is None else [scheme.seed]
-    seeds = [seed for seed in seeds if isinstance(seed, int)] if isinstance(seeds, list) else []
+    seed_lists = [
+        convert_to_mapping(settings.get(section)).get("seeds", default)
+        for section, default in (("study", [0]), ("tune", []))
+    ]
+    seeds = [seed for seeds in seed_lists if isinstance(seeds, list) for seed in seeds if isinstance(seed, int)]
+    seeds = seeds if scheme.seed is None else [scheme.seed]
     labels, test, columns = _load_columns(dataset)
     draws = {
         tuple(assignment.list_client_values(scheme, labels, test, num_clients, dataset.split, seed, columns))

@@ -97,6 +97,20 @@ class Params(Section):
                 f"federation.held_out: tables and curves omit {num_new_clients} of {self.federation.clients} clients, "
                 "which never participate. Set report.clients to both or new to see them."
             )
+        is_official = self.dataset.split == "official"
+        has_finetuned_model = any(name.startswith("finetuned") for name in self.evaluation.protocols)
+        reasons_by_key = {
+            ("dataset", "test_fraction"): is_official and "dataset.split is official",
+            ("dataset", "stratified"): is_official and not self.dataset.validation_fraction and "no samples are split",
+            ("dataset", "label_noise_kind"): not self.dataset.label_noise and "there is no dataset.label_noise",
+            ("evaluation", "finetune_epochs"): not has_finetuned_model
+            and "no model of evaluation.protocols is finetuned",
+            ("transforms", "on_test"): not self.transforms.is_random and "there is no augmentation",
+        }
+        for (section, key), reason in reasons_by_key.items():
+            fields = getattr(self, section)
+            if reason and key in fields.model_fields_set and getattr(fields, key):
+                warnings.append(f"{section}.{key}: {getattr(fields, key)} has no effect, because {reason}.")
         schedule, rounds = self.federation.schedule, self.federation.rounds
         minimum_round = schedule.warmup + (schedule.period or rounds) + 1
         if schedule.name == "cosine" and minimum_round < rounds:

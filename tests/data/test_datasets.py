@@ -618,6 +618,11 @@ def test_stored_class_names_match_labels() -> None:
     assert read_names("truths.parquet") == ("False", "True")
     assert read_names("floats.npz") == ("0.5", "2")
     assert read_names("numbers.parquet") == ("0", "1")
+    pd.DataFrame(texts | {"label": ["v1.0", "v1", "v1"]}).to_parquet("versions.parquet")
+    assert read_names("versions.parquet") == ("v1", "v1.0")
+    pd.DataFrame(texts | {"label": [{"a": 1}, {"a": 2}, {"a": 1}]}).to_parquet("structs.parquet")
+    with pytest.raises(ArtifactError, match=r"^structs\.parquet .*sorted\. Use integers or texts\."):
+        read_names("structs.parquet")
     assert read_names("pictures") == ("north", "south")
     assert read_names("pictures", levels=["hospital", "label"]) == ("ant", "dog")
 

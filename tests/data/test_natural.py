@@ -500,6 +500,13 @@ def test_number_that_is_name_of_other_client_or_class_is_rejected() -> None:
             "federation.held_out: names can't be used, because the seeds draw different clients. Set partition.seed",
         ),
         (
+            {
+                "federation": {"clients": 6, "held_out": ["w03"]},
+                "tune": {"over": {"federation.learning_rate": {"log": [0.01, 0.1]}}, "draws": 2, "seeds": [1]},
+            },
+            "federation.held_out: names can't be used, because the seeds draw different clients. Set partition.seed",
+        ),
+        (
             {"federation": {"drift": {"round": 1, "label_map": {"digit": "digit 1"}}}},
             "federation.drift.label_map: 'digit' is not a class. Did you mean",
         ),

@@ -189,6 +189,40 @@ def test_plan_of_custom_model_has_no_fedbn_warning(family: str) -> None:
     assert list_warnings(make_study({"algorithm": "fedbn"}) | {"model": {"name": f"{__name__}.{family}"}}) == []
 
 
+@pytest.mark.parametrize(
+    ("sections", "start"),
+    [
+        ({"dataset": {"test_fraction": 0.4}}, "dataset.test_fraction: 0.4 has no effect, because dataset.split is"),
+        ({"dataset": {"stratified": True}}, "dataset.stratified: True has no effect, because no samples are split"),
+        (
+            {"dataset": {"label_noise_kind": "pairwise"}},
+            "dataset.label_noise_kind: pairwise has no effect, because there",
+        ),
+        ({"evaluation": {"finetune_epochs": 5}}, "evaluation.finetune_epochs: 5 has no effect, because no model of"),
+        ({"transforms": {"on_test": True}}, "transforms.on_test: True has no effect, because there is no augmentation"),
+        ({"dataset": {"test_fraction": 0.4, "split": "pooled"}}, None),
+        ({"dataset": {"label_noise_kind": "pairwise", "label_noise": 0.1}}, None),
+        ({"evaluation": {"finetune_epochs": 5, "protocols": ["finetuned-on-local"]}}, None),
+        ({"transforms": {"on_test": True, "flip": True}}, None),
+    ],
+)
+def test_plan_warns_about_settings_that_another_one_disables(sections: dict[str, Any], start: str | None) -> None:
+    warnings = list_warnings(studies.settings(**sections))
+    assert [warning.startswith(str(start)) for warning in warnings] == ([True] if start else [])
+
+
+def test_plan_warns_about_name_of_grid_without_effect() -> None:
+    """A rank test would count equal columns as independent results."""
+    grid: dict[str, Any] = {"dataset.test_fraction": [0.1, 0.5], "partition.alpha": [0.1, 0.5]}
+    grid["env"] = {name: {"evaluation.finetune_epochs": epochs} for name, epochs in (("a", 1), ("b", 5))}
+    grid["partition.scheme"] = ["iid", "dirichlet"]  # iid has no alpha, but dirichlet has
+    warnings = list_warnings(studies.settings() | {"study": {"algorithms": ["fedavg"], "grid": grid}})
+    assert [warning for warning in warnings if warning.startswith("study.grid")] == [
+        f"study.grid: '{name}' has no effect, because all of its values give the same runs. Remove it."
+        for name in ("dataset.test_fraction", "env")
+    ]
+
+
 def test_plan_warnings_are_distinct_and_cover_grid_points() -> None:
     grid = {"partition.alpha": [0.3, 1.0], "algorithms.x.after": [1, 4, 9]}
     warnings = list_warnings(

@@ -95,14 +95,3 @@ def test_forecast_of_folder_counts_each_run_once(measured_run: dict[str, float])
     shorter = CliRunner().invoke(app.app, ["plan", "--params", "studies/short"])
     assert "would take about 0 s on this machine" in shorter.stderr, "two rounds are complete"
     assert "send 0 B" in shorter.stderr
-
-
-def test_hours_per_round_come_from_most_similar_runs(measured_run: dict[str, float]) -> None:
-    """The estimate comes from another algorithm with the same model and data. It needs a run of the model."""
-    studies.write(studies.settings(labels=("fedprox",), federation={"local_epochs": 2}, rounds=7), Path())
-    plan = planner.make_plan()
-    assert forecast.estimate_hours_per_round(plan) == {
-        plan.runs[0].key: pytest.approx((2 * 3.0 + 2.0) / 3600, rel=0.02)
-    }
-    studies.write(studies.settings(model={"name": "cnn", "hidden": 16}), Path())
-    assert not forecast.estimate_hours_per_round(planner.make_plan())

@@ -181,10 +181,10 @@ class Fetcher:
                     return path
                 except ValueError as error:
                     if not is_resumed:
+                        algorithm, _, digest = (checksum or "").partition(":")
                         raise ArtifactError(
-                            f"{source_url}: the downloaded file is damaged or another one, because its "
-                            f"{_parse_hash_algorithm(checksum)} is not {_parse_digest(checksum)}. It was deleted. "
-                            "Get the file from another source."
+                            f"{source_url}: the downloaded file is damaged or another one, because its {algorithm} is "
+                            f"not {digest}. It was deleted. Get the file from another source."
                         ) from error
             raise AssertionError
 
@@ -242,20 +242,13 @@ class Fetcher:
 def _verify_checksum(path: Path, checksum: str, path_text: str) -> None:
     import pooch
 
-    actual_digest = pooch.file_hash(str(path), alg=_parse_hash_algorithm(checksum))
-    if actual_digest != _parse_digest(checksum):
+    algorithm, _, digest = checksum.partition(":")
+    actual_digest = pooch.file_hash(str(path), alg=algorithm)
+    if actual_digest != digest:
         raise ArtifactError(
-            f"{path_text} is damaged or another file: its {_parse_hash_algorithm(checksum)} is {actual_digest} "
-            f"instead of {_parse_digest(checksum)}. Replace it."
+            f"{path_text} is damaged or another file: its {algorithm} is {actual_digest} instead of {digest}. Replace "
+            "it."
         )
-
-
-def _parse_hash_algorithm(checksum: str | None) -> str:
-    return (checksum or "").partition(":")[0]
-
-
-def _parse_digest(checksum: str | None) -> str:
-    return (checksum or "").partition(":")[2]
 
 
 def _get_file_size(path: Path) -> int:

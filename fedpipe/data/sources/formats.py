@@ -204,12 +204,16 @@ def encode_labels(path: Path | str, labels: npt.NDArray[Any]) -> tuple[npt.NDArr
             f"{path}: the label is NaN for {is_nan.sum()} of {len(labels)} samples, first for sample "
             f"{is_nan.argmax()}. Give each sample a class."
         )
-    values, classes = np.unique(labels, return_inverse=True)
+    try:
+        values, classes = np.unique(labels, return_inverse=True)
+    except TypeError:
+        raise ArtifactError(f"{path} has labels of a type that can't be sorted. Use integers or texts.") from None
     return classes.astype(np.int64), tuple(map(_format_label, values))
 
 
 def _format_label(value: Any) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value).removesuffix(".0")
+    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    return text.removesuffix(".0") if isinstance(value, (float, np.floating)) else text
 
 
 def _convert_input_layout(path: Path | str, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -322,7 +326,7 @@ def _read_other_columns(table: pa.Table, sample_columns: Sequence[str]) -> tuple
 def read_class_names(table: pa.Table, name: str) -> Sequence[str]:
     """Read the names of the classes that Hugging Face stores with a column. Empty if there are none."""
     metadata = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
-    feature = (metadata.get("info") or {}).get("features", {}).get(name)
+    feature = ((metadata.get("info") or {}).get("features") or {}).get(name)
     return feature.get("names") or () if isinstance(feature, dict) else ()
 
 
