@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from fedpipe.analysis.diff import flatten_settings
 from fedpipe.core.errors import ArtifactError, SettingsError, UserError, format_error
 from fedpipe.core.storage.layout import FULL_PRESET, PARAMS, StudyFiles
-from fedpipe.core.yaml_text import read_generated_yaml
+from fedpipe.core.yaml_text import flatten_mapping, read_generated_yaml
 from fedpipe.planning import planner
 from fedpipe.planning.plan import Cell, Plan
 from fedpipe.report import results, table_parts
@@ -127,7 +126,7 @@ def _read_revision_plan(name: str) -> Plan:
 def _read_settings_without_seed(cell: Cell) -> dict[str, Any]:
     """Read the settings of a cell's run without its seed."""
     run_settings = read_generated_yaml(cell.files.settings)
-    return {name: value for name, value in flatten_settings(run_settings).items() if name != "seed"} | {
+    return {name: value for name, value in flatten_mapping(run_settings).items() if name != "seed"} | {
         "federation.rounds": cell.rounds
     }
 
@@ -163,7 +162,7 @@ def _encode_comparable_settings(plan: Plan, settings: dict[str, dict[str, Any]])
 def _remove_code_digests(settings: dict[str, Any]) -> dict[str, Any]:
     """Remove digests of code and paths of files from a run's settings."""
     return {
-        name: value for name, value in flatten_settings(settings).items() if not {"origin", "code"} & {*name.split(".")}
+        name: value for name, value in flatten_mapping(settings).items() if not {"origin", "code"} & {*name.split(".")}
     }
 
 

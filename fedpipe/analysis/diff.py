@@ -9,6 +9,7 @@ from fedpipe.core.errors import ArtifactError, SettingsError, UserError
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import RESULTS, is_stored, make_unreadable_file_error
 from fedpipe.core.storage.layout import PARAMS, RoundFiles, RunFiles, StudyFiles
+from fedpipe.core.yaml_text import flatten_mapping
 from fedpipe.planning.plan import Plan
 from fedpipe.planning.run_settings import RunSettings
 from fedpipe.report import results
@@ -52,7 +53,7 @@ def _describe_planned_runs() -> str:
 def diff_runs(first: RunFiles, second: RunFiles) -> str:
     """Describe the settings that differ, and by protocol the first round with different accuracies."""
     lines = [f"{'':<35} {first.path.name:<23} {second.path.name}"]
-    settings = [flatten_settings(dataclasses.asdict(RunSettings.read(run.settings))) for run in (first, second)]
+    settings = [flatten_mapping(dataclasses.asdict(RunSettings.read(run.settings))) for run in (first, second)]
     for name in dict.fromkeys([*settings[0], *settings[1]]):
         first_value, second_value = (str(run_settings.get(name, DASH)) for run_settings in settings)
         if first_value != second_value:
@@ -60,17 +61,6 @@ def diff_runs(first: RunFiles, second: RunFiles) -> str:
     if len(lines) == 1:
         lines.append("The settings are the same.")
     return "\n".join([*lines, "", _describe_first_state_difference(first, second), *_compare_accuracies(first, second)])
-
-
-def flatten_settings(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Flatten nested settings to dotted names."""
-    if not isinstance(value, dict):
-        return {prefix: value}
-    return {
-        name: leaf
-        for key, nested_value in value.items()
-        for name, leaf in flatten_settings(nested_value, f"{prefix}.{key}" if prefix else str(key)).items()
-    }
 
 
 def _describe_first_state_difference(first: RunFiles, second: RunFiles) -> str:

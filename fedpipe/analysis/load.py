@@ -162,11 +162,7 @@ class Results:
 
         def build_provenance_row(cell: Cell) -> dict[str, Any]:
             run = self.plan.get_run(cell)
-            makers = self._data.get_run_times(cell)["made_by"]
-            names = dict.fromkeys(name for maker in makers for name in maker)
-            made_by = {
-                name: "; ".join(dict.fromkeys(str(maker[name]) for maker in makers if name in maker)) for name in names
-            }
+            made_by = results.join_environments(self._data.get_run_times(cell)["made_by"])
             grid = self.plan.grid
             facts = {
                 "rounds": cell.rounds,

@@ -6,6 +6,7 @@ written with the fast parser of libyaml, because a study may have a thousand run
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,17 @@ def read_generated_yaml(path: Path) -> Any:
 def format_yaml(value: Any) -> str:
     """Format YAML with keys in their order."""
     return str(yaml.dump(value, Dumper=_FAST_DUMPER, sort_keys=False))
+
+
+def flatten_mapping(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Flatten nested mappings to dotted names."""
+    if not isinstance(value, Mapping):
+        return {prefix: value}
+    return {
+        name: leaf
+        for key, nested_value in value.items()
+        for name, leaf in flatten_mapping(nested_value, f"{prefix}.{key}" if prefix else str(key)).items()
+    }
 
 
 def _reject_endless_aliases(root: yaml.Node) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -85,7 +85,7 @@ def make_stored_run(plan: Plan, cells: list[Cell], commit: str) -> StoredRun:
     cell = cells[0]
     planned_run = plan.get_run(cell)
     run = LocalRun(cell, planned_run, plan.report.average)
-    environment = _join_environments(run.times["made_by"])
+    environment = results.join_environments(run.times["made_by"])
     digests = stored_runs.get_code_and_sample_digests(run.settings, environment["shared"])
     samples = digests.pop(stored_runs.SAMPLES)
     is_current = environment["shared"] == code_digest.compute_shared_code_digest()
@@ -117,12 +117,3 @@ def make_stored_run(plan: Plan, cells: list[Cell], commit: str) -> StoredRun:
             for protocol, rows in run.accuracies_by_round.groupby("protocol")
         ),
     )
-
-
-def _join_environments(environments: list[Mapping[str, Any]]) -> dict[str, str]:
-    """The environments of a run's rounds as one, with `; ` between different values."""
-    names = dict.fromkeys(name for environment in environments for name in environment)
-    return {
-        name: "; ".join(dict.fromkeys(str(environment[name]) for environment in environments if name in environment))
-        for name in names
-    }

@@ -376,5 +376,14 @@ def read_run_times(cell: Cell) -> dict[str, Any]:
     return times
 
 
+def join_environments(environments: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Join the environments of a run's rounds, with `; ` between different values."""
+    names = dict.fromkeys(name for environment in environments for name in environment)
+    return {
+        name: "; ".join(dict.fromkeys(str(environment[name]) for environment in environments if name in environment))
+        for name in names
+    }
+
+
 def _format_grid_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)

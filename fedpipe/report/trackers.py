@@ -20,6 +20,7 @@ from fedpipe.core.callbacks import Callback, RunInfo
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import read_json, read_parquet, table_to_frame
 from fedpipe.core.storage.layout import RunFiles
+from fedpipe.core.yaml_text import flatten_mapping
 
 PARTICIPANTS = "participants"  #: a number of every round, whose last step is the last round of a record
 WANDB_FINISH_TIMEOUT = 60.0  #: seconds until W&B stops to upload at the end of a job, if the user has not set it
@@ -192,15 +193,12 @@ TRACKER_CLASSES: dict[str, type[Tracker]] = {
 }  #: by name in `execution.callbacks`
 
 
-def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str | int | float | bool]:
+def flatten_settings(settings: Mapping[str, Any]) -> dict[str, str | int | float | bool]:
     """Flatten the settings of a run to dotted keys. Lists and null become their JSON text."""
-    flat: dict[str, str | int | float | bool] = {}
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            flat |= flatten_settings(value, f"{prefix}{name}.")
-        else:
-            flat[f"{prefix}{name}"] = value if isinstance(value, (str, int, float)) else json.dumps(value, default=str)
-    return flat
+    return {
+        name: value if isinstance(value, (str, int, float)) else json.dumps(value, default=str)
+        for name, value in flatten_mapping(settings).items()
+    }
 
 
 def read_round_numbers(files: RunFiles, round_number: int) -> dict[str, float]:

@@ -72,11 +72,8 @@ def parse_params(
         One line for each mistake.
     """
     if ignored_parameters := find_ignored_partition_parameters(settings):
-        partition = {
-            name: value
-            for name, value in settings["partition"].items()
-            if f"partition.{name}" not in ignored_parameters
-        }
+        ignored = {key.partition(".")[2] for key in ignored_parameters}
+        partition = {name: value for name, value in settings["partition"].items() if name not in ignored}
         settings = settings | {"partition": partition}
     settings = replace_names_by_numbers(settings)
     obtain_command = obtain_command or download_command or DOWNLOAD_COMMAND
