@@ -344,3 +344,5 @@ def test_paired_difference_has_student_t_interval_and_needs_two_seeds() -> None:
     assert math.isnan(single.half_width)
     assert (single.mean, single.seeds, single.is_significant) == (1.0, 1, False)
     assert compute_paired_difference(baseline.loc[[0]], changed.loc[[1]]) is None
+    assert lineage._format_difference(baseline, changed.iloc[:2]) == "+1.50 ± 6.35 (2 common seeds)"
+    assert lineage._format_difference(baseline, changed).rstrip() == "+1.17 ± 1.90"

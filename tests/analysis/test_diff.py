@@ -40,6 +40,7 @@ def test_diff_runs_lists_no_setting_for_same_run_and_seed_for_two_seeds(study: P
     first, second = read_keys("fedavg")
     same_lines = diff_runs(find_run(first), find_run(first)).splitlines()
     assert "The settings are the same." in same_lines
+    assert same_lines[0].split() == [first, first]
     assert any(line.startswith("server state: the same bits in all 4 rounds") for line in same_lines)
     assert any(line.startswith("global-on-global: the same in all 3 rounds") for line in same_lines)
     lines = diff_runs(find_run(first), find_run(second)).splitlines()
@@ -59,7 +60,14 @@ def test_diff_runs_rejects_damaged_record_of_round(study: Path, record: str) -> 
 
 def test_find_run_accepts_unique_key_prefix(study: Path) -> None:
     first = read_keys("fedavg")[0]
-    assert find_run(first[:8]) == find_run(first) == find_run(f"fedavg/{first}")
+    run = find_run(first)
+    assert (
+        find_run(first[:8])
+        == find_run(f"fedavg/{first}")
+        == find_run(f"{run.path}/")
+        == find_run(str(study / run.path))
+        == run
+    )
     with pytest.raises(SettingsError, match=r"'' .* several keys: results/runs/fedavg/"):
         find_run("")
     with pytest.raises(SettingsError) as unknown:

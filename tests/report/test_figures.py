@@ -321,6 +321,10 @@ def test_curves_figure_of_many_algorithms_has_panels_with_gray_fedavg(make):
     assert legend_texts == [GLOBAL, LOCAL, gray[0]]
 
 
+def test_title_in_figure_with_hundreds_of_panels_has_one_letter_per_line():
+    assert curves_figure._wrap_title("FedAvg", "a=1", 0) == "FedAvg\na\n=\n1"
+
+
 def test_curves_figure_of_six_lines_has_legend(make):
     figure = plot_curves(make_lines(make, range(6)))
     assert [len(figure.legends[0].get_texts()), len(figure.axes[0].texts)] == [6, 0]

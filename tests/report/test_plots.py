@@ -92,6 +92,15 @@ def test_partition_csv_counts_samples_by_client_and_class(two: Any) -> None:
     assert len(Path("results/plots/clients.csv").read_text().splitlines()) == 1 + 2 * 2 + 2 * 2
 
 
+def test_template_of_partition_plot_shows_names_of_clients() -> None:
+    """`toNumber` sorts numbers, and would make one row "NaN" of all names."""
+    template = json.loads((ROOT / ".dvc/plots/partition.json").read_text())
+    assert template["transform"][1] == {
+        "calculate": "isNaN(toNumber(datum.client)) ? datum.client : toNumber(datum.client)",
+        "as": "client",
+    }
+
+
 def test_plots_page_is_up_to_date_and_contains_licenses() -> None:
     page = (ROOT / ".dvc/plots/page.html").read_text()
     assert page == pages.render_plots_page(), "type `make docs`"

@@ -26,6 +26,16 @@ def test_accuracies_average_samples_clients_and_worst_tenth(two):
     assert select_accuracies(frame, **columns, average="worst") == [0.25, 0.5, 0.5]
 
 
+def test_short_names_of_grid_are_no_heads_of_other_columns():
+    names = ["partition.seed", "algorithms.own.rank", "partition.alpha", "algorithms.feddyn.alpha"]
+    assert results.shorten_dotted_keys(names) == {
+        "partition.seed": "partition.seed",
+        "algorithms.own.rank": "rank",
+        "partition.alpha": "partition.alpha",
+        "algorithms.feddyn.alpha": "algorithms.feddyn.alpha",
+    }
+
+
 def test_global_accuracy_is_equal_for_all_averages(two):
     frame = StudyData(two.plan).accuracies
     for average in results.AVERAGES:

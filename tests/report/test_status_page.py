@@ -248,5 +248,5 @@ def test_configuration_mean_uses_begun_runs_only_if_none_is_complete() -> None:
 def test_axis_ticks_enclose_values(low: float, high: float, ticks: list[float] | None) -> None:
     chosen = status_page.choose_axis_ticks(low, high)
     assert chosen[0] <= low <= high <= chosen[-1]
-    assert 2 <= len(chosen) <= 12
+    assert 2 <= len(set(chosen)) == len(chosen) <= 12
     assert ticks in (None, chosen)

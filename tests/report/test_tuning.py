@@ -17,6 +17,7 @@ from fedpipe.planning.plan import Plan
 from fedpipe.planning.rungs import RankedDraw, Rung, RungSearch, encode_rung, select_continuing_draws
 from fedpipe.report import tuning, wide
 from fedpipe.report.data import StudyData
+from fedpipe.report.table_parts import TextTable
 from fedpipe.report.tuning import Measurement, rank_draws
 from tests import small_studies as studies
 
@@ -144,13 +145,27 @@ def test_note_lists_winner_near_bound_unless_parameter_has_no_value_beyond(
         assert (isinstance(last, str) and last == expected) == is_noted, winner
 
 
-def plan_finished_search(over: dict[str, Any], winner: Any = None, diverged_rungs: tuple[int, ...] = ()) -> Plan:
+@pytest.mark.usefixtures("in_empty_folder")
+def test_search_table_keeps_column_of_grid_with_equal_last_part() -> None:
+    """The key of the search and the grid's both end with alpha."""
+    grid = {"partition.alpha": [0.1]}
+    sections = {"algorithms": {"feddyn": {}}, "study": {"algorithms": ["feddyn"], "grid": grid}}
+    plan = plan_finished_search({"algorithms.feddyn.alpha": {"choice": [0.01, 0.1]}}, 0.1, **sections)
+    (table,) = [part for part in tuning.build_search_section(plan) if isinstance(part, TextTable)]
+    heads = ["algorithm", "partition.alpha", "algorithms.feddyn.alpha"]
+    assert table.frame[heads].values.tolist() == [["FedDyn", "0.1", "0.1"]]
+
+
+def plan_finished_search(
+    over: dict[str, Any], winner: Any = None, diverged_rungs: tuple[int, ...] = (), **sections: Any
+) -> Plan:
     """Plan a search for FedAvg and write its results.
 
     Draws rank by number, those with the value ``winner`` first. In ``diverged_rungs`` all draws diverged.
     """
     tune = {"over": over, "draws": 8, "rungs": [1, 2], "by": "personal-on-validation", "seeds": [7]}
-    studies.write(studies.settings(rounds=2, tune=tune, dataset={"validation_fraction": 0.2}), Path())
+    params = studies.settings(rounds=2, tune=tune, dataset={"validation_fraction": 0.2})
+    studies.write(params | sections, Path())
     plan = planner.make_plan()
     planner.write_plan(plan)
     (planned,) = plan.tuning.searches
@@ -161,7 +176,7 @@ def plan_finished_search(over: dict[str, Any], winner: Any = None, diverged_rung
         ranking = tuple(RankedDraw(draw=draw, score=0.5, diverged=has_diverged) for draw in draws)
         draws = select_continuing_draws(planned.draws, draws, is_last)
         keys = tuple(search.list_winner_keys(plan, planned, draws[0])) if is_last else ()
-        result = RungSearch(algorithm="fedavg", grid=planned.grid, ranking=ranking, selected=draws, keys=keys)
+        result = RungSearch(algorithm=planned.algorithm, grid=planned.grid, ranking=ranking, selected=draws, keys=keys)
         path = plan.study_files.get_rung_result_path(rounds)
         write_bytes(path, encode_rung(Rung(search=plan.search_digest, rounds=rounds, searches=(result,))))
     search.write_winner_settings(plan)

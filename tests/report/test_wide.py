@@ -96,6 +96,12 @@ def test_star_in_latex_marks_significant_difference_to_baseline(make):
     }
 
 
+def test_latex_row_begins_with_no_star_or_bracket(one):
+    """The end of the row before it would take them as its argument."""
+    one.change(titles={"fedavg": "*ours", "fedprox": "[ours] FedX"})
+    assert [row[0] for row in parse_latex_rows(render_latex(one))] == ["{}*ours", "{}[ours] FedX", "local"]
+
+
 def test_wide_tables_note_overrides_at_some_grid_points(one):
     one.set_overrides(lambda cell: {"federation.precision": "bfloat16"} if cell.grid["partition.alpha"] == 0.5 else {})
     result = render_latex(one)
