@@ -23,5 +23,5 @@ def test_render_equation_returns_plain_text(tex: str, text: str) -> None:
 
 def test_render_docstring_equations_indents_equations_and_keeps_literals() -> None:
     text = "Before.\n\n.. math:: a_k \\\\\n          b^2\n\nWith :math:`\\beta` of :class:`~x.y`, and ``{0, 1}``.\n"
-    assert equations.render_docstring_equations(text) == "Before.\n\n    aₖ\n    b²\n\nWith β of `x.y`, and ``{0, 1}``."
+    assert equations.render_docstring_equations(text) == "Before.\n\n    aₖ\n    b²\n\nWith β of `x.y`, and `{0, 1}`."
     assert equations.render_docstring_equations("No equation here.") == "No equation here."

@@ -172,7 +172,7 @@ def test_server_job_equals_separate_process(snakemake: Snakemake) -> None:
     for threads in ("1", "2"):
         assert results[threads, True] == results[threads, False]
         assert results[threads, True][0]["threads"] == int(threads)
-        assert f"{threads} threads" in results[threads, True][1]
+        assert f", {threads} thread{'s' * (threads == '2')} of " in results[threads, True][1]
     assert results["1", True][-1] == results["2", True][-1]
     assert len(snakemake.list_processes()) == 2, "each environment has a server"
     threads_of = [len(list(Path(f"/proc/{server}/task").iterdir())) for server in snakemake.list_processes()]

@@ -47,7 +47,9 @@ def test_slurm_results_equal_local_results_bit_for_bit(clone: Clone, tmp_path: P
         assert parse_memory(job) == (16000 if training else 4000)
     for label in ("fedavg", "feddw"):
         threads = min(4, len(os.sched_getaffinity(0)))
-        assert f" {threads} threads of " in clone.read_log(label), "granted cores that this machine has"
+        assert f" {threads} thread{'s' * (threads > 1)} of " in clone.read_log(label), (
+            "granted cores that this machine has"
+        )
     assert "Nothing to be done" in clone.run_on_slurm(*ALL)
 
 
