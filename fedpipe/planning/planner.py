@@ -100,7 +100,7 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
         draft.add_searches(point, {label: params for label, (params, _) in settings_by_label.items()}, resolve_draw)
     has_new_clients = any("held_out" in settings.federation for settings in draft.run_settings.values())
     check_reported_clients(study_params, has_new_clients)
-    draft.warnings += draft.list_warnings_about_equal_points()
+    draft.warnings += draft.list_warnings_about_settings_without_effect()
     draft.warnings += partition.collect_omitted_client_warnings(draft.partitions, draft.file_texts)
     plan = draft.build_plan(path, preset)
     check_rank_test(plan)
@@ -179,8 +179,10 @@ class _PlanDraft:
             cell = Cell(algorithm=label, seed=seed, key=run.key, rounds=run.rounds, grid=grid_values, own=overrides)
             self.cells[compute_json_digest([label, seed, grid_values])] = cell
 
-    def list_warnings_about_equal_points(self) -> Iterator[str]:
-        """Warn about each name of the grid whose values give the same runs."""
+    def list_warnings_about_settings_without_effect(self) -> Iterator[str]:
+        """Warn about settings that are disabled at all points, and names of the grid with the same runs at all values."""
+        first, *others = (params.warnings_about_disabled_settings for params in self.params)
+        yield from (warning for warning in first if all(warning in warnings for warnings in others))
         for name in self.study_params.study.grid:
             runs_by_rest: dict[str, list[tuple[str, int]]] = {}
             for cell in self.cells.values():

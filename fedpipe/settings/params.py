@@ -97,8 +97,21 @@ class Params(Section):
                 f"federation.held_out: tables and curves omit {num_new_clients} of {self.federation.clients} clients, "
                 "which never participate. Set report.clients to both or new to see them."
             )
+        schedule, rounds = self.federation.schedule, self.federation.rounds
+        minimum_round = schedule.warmup + (schedule.period or rounds) + 1
+        if schedule.name == "cosine" and minimum_round < rounds:
+            warnings.append(
+                f"federation.schedule.period: {schedule.period} means that the learning rate rises again after its "
+                f"minimum in round {minimum_round} of {rounds}, as in CosineAnnealingLR."
+            )
+        return warnings
+
+    @property
+    def warnings_about_disabled_settings(self) -> list[str]:
+        """Warnings about settings that another one disables. A study may vary the other one."""
         is_official = self.dataset.split == "official"
-        has_finetuned_model = any(name.startswith("finetuned") for name in self.evaluation.protocols)
+        ranking_protocols = [self.tune.by] if self.tune else []
+        has_finetuned_model = any("finetuned" in name for name in (*self.evaluation.protocols, *ranking_protocols))
         reasons_by_key = {
             ("dataset", "test_fraction"): is_official and "dataset.split is official",
             ("dataset", "stratified"): is_official and not self.dataset.validation_fraction and "no samples are split",
@@ -107,17 +120,11 @@ class Params(Section):
             and "no model of evaluation.protocols is finetuned",
             ("transforms", "on_test"): not self.transforms.is_random and "there is no augmentation",
         }
+        warnings = []
         for (section, key), reason in reasons_by_key.items():
             fields = getattr(self, section)
             if reason and key in fields.model_fields_set and getattr(fields, key):
                 warnings.append(f"{section}.{key}: {getattr(fields, key)} has no effect, because {reason}.")
-        schedule, rounds = self.federation.schedule, self.federation.rounds
-        minimum_round = schedule.warmup + (schedule.period or rounds) + 1
-        if schedule.name == "cosine" and minimum_round < rounds:
-            warnings.append(
-                f"federation.schedule.period: {schedule.period} means that the learning rate rises again after its "
-                f"minimum in round {minimum_round} of {rounds}, as in CosineAnnealingLR."
-            )
         return warnings
 
     @property

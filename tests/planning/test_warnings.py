@@ -201,6 +201,24 @@ def test_plan_of_custom_model_has_no_fedbn_warning(family: str) -> None:
         ({"evaluation": {"finetune_epochs": 5}}, "evaluation.finetune_epochs: 5 has no effect, because no model of"),
         ({"transforms": {"on_test": True}}, "transforms.on_test: True has no effect, because there is no augmentation"),
         ({"dataset": {"test_fraction": 0.4, "split": "pooled"}}, None),
+        (
+            {
+                "dataset": {"label_noise_kind": "pairwise"},
+                "study": {"algorithms": ["fedavg"], "grid": {"dataset.label_noise": [0, 0.1]}},
+            },
+            None,
+        ),
+        (
+            {
+                "dataset": {"validation_fraction": 0.2},
+                "evaluation": {"finetune_epochs": 5},
+                "tune": {
+                    "over": {"federation.learning_rate": {"log": [0.01, 1]}},
+                    **{"draws": 2, "rungs": [4], "by": "finetuned-on-validation", "seeds": [7]},
+                },
+            },
+            None,
+        ),
         ({"dataset": {"label_noise_kind": "pairwise", "label_noise": 0.1}}, None),
         ({"evaluation": {"finetune_epochs": 5, "protocols": ["finetuned-on-local"]}}, None),
         ({"transforms": {"on_test": True, "flip": True}}, None),
