@@ -180,7 +180,7 @@ class _PlanDraft:
             self.cells[compute_json_digest([label, seed, grid_values])] = cell
 
     def list_warnings_about_settings_without_effect(self) -> Iterator[str]:
-        """Warn about settings that are disabled at all points, and names of the grid with the same runs at all values."""
+        """Warn about settings that are disabled at all points, and names of the grid whose values change no run."""
         first, *others = (params.warnings_about_disabled_settings for params in self.params)
         yield from (warning for warning in first if all(warning in warnings for warnings in others))
         for name in self.study_params.study.grid:
