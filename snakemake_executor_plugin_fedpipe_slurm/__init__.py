@@ -7,6 +7,7 @@ Snakemake finds this package by its name. Its options are those of the plugin, s
 - It waits forever for a job that Slurm has purged. Slurm purges a finished job after ``MinJobAge``.
 - It waits forever for a job with ``PartitionTimeLimit``, and resubmits a job that can't end within its time limit.
 - It can't request more memory only after a job that ran out of memory.
+- Ctrl-C cancels no job if Snakemake is checking the jobs at that moment.
 
 Snakemake imports this package before it reads a Snakefile. So nothing here imports fedpipe at the top: the Snakefile
 would get that fedpipe, and not the one of its own folder.
@@ -71,7 +72,7 @@ class Executor(plugin.Executor):  # type: ignore[misc]
                 f"fedpipe: {Path.cwd()}: a path with {special_character[0]} can't be passed to Slurm's nodes. Move the "
                 "clone."
             )
-        self._reported_jobs: set[Any] = set()  #: jobs whose end was reported in this poll
+        self._active_infos: dict[str, SubmittedJobInfo] = {}  #: each submitted job by its id, until its end is reported
         self._unknown_job_ids: set[str] = set()  #: ids of jobs without a record in the previous poll
         #: modification times of a job's outputs at submission
         self._output_times: dict[Any, list[int | None]] = {}
@@ -95,6 +96,11 @@ class Executor(plugin.Executor):  # type: ignore[misc]
             self._report_job_error_threadsafe(SubmittedJobInfo(job), f"fedpipe: the job was not submitted ({error!r}).")
             return
         super().run_job(job)
+
+    @override
+    def report_job_submission(self, job_info: SubmittedJobInfo, register_job: bool = True) -> None:
+        self._active_infos[job_info.external_jobid] = job_info
+        super().report_job_submission(job_info, register_job)
 
     def _prepare_attempt(self, job: Any) -> None:
         """Record what exists before a job, and request more memory if it ran out of it."""
@@ -120,11 +126,10 @@ class Executor(plugin.Executor):  # type: ignore[misc]
             for info in active_jobs:
                 yield info
             return
-        self._reported_jobs.clear()
         active_infos = super().check_active_jobs(active_jobs)
         remaining_jobs = [info async for info in active_infos]
         remaining_jobs += [
-            info for info in active_jobs if info not in remaining_jobs and info.job not in self._reported_jobs
+            info for info in active_jobs if info not in remaining_jobs and info.external_jobid in self._active_infos
         ]
         unknown_ids = {info.external_jobid for info in remaining_jobs} - job_states.keys()
         if self._submitted_job_clusters:  # this squeue does not list other clusters
@@ -152,15 +157,20 @@ class Executor(plugin.Executor):  # type: ignore[misc]
             self.report_job_error(info, msg=PURGED_MESSAGE, aux_logs=[str(info.aux["slurm_logfile"])])
 
     @override
+    def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:
+        """Cancel all jobs. Snakemake's argument is an empty list while it checks the jobs."""
+        super().cancel_jobs(list(self._active_infos.values()))
+
+    @override
     def report_job_success(self, job_info: SubmittedJobInfo) -> None:
-        self._reported_jobs.add(job_info.job)
+        self._active_infos.pop(job_info.external_jobid, None)
         super().report_job_success(job_info)
 
     @override
     def report_job_error(self, job_info: SubmittedJobInfo, msg: str | None = None, **details: Any) -> None:
         """Report a failed job, and record the cause for the next attempt."""
         job, message = job_info.job, msg or ""
-        self._reported_jobs.add(job)
+        self._active_infos.pop(job_info.external_jobid, None)
         if job_info.external_jobid is None:  # Slurm rejected it
             self._memory_failures.pop(job, None)
         elif "'OUT_OF_MEMORY'" in message or any(

@@ -1,6 +1,7 @@
 """Snakemake finds the executor and the logger by their names. tests/cluster runs the executor."""
 
 import os
+import signal
 import site
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 import snakemake_executor_plugin_fedpipe_slurm as plugin
 from tests import small_studies as studies
+from tests.pipeline.conftest import wait_until
 from tests.small_studies import ROOT
 
 OPTIONS = ("--executor {fedpipe-slurm,", "--logger {fedpipe}", "--fedpipe-slurm-requeue")
@@ -59,6 +61,37 @@ def test_error_before_submission_ends_job(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(executor, "_report_job_error_threadsafe", lambda info, message: reports.append(message))
     executor.run_job(type("Job", (), {"output": None})())
     assert reports == ["fedpipe: the job was not submitted (TypeError(\"'NoneType' object is not iterable\"))."]
+
+
+def test_interrupt_during_query_cancels_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Snakemake has no list of the jobs that it queries. Here the query ends 30 seconds later."""
+    commands = {
+        "sbatch": "echo 1",
+        "squeue": "touch query; for n in $(seq 300); do [ -e cancelled ] || sleep 0.1; done; echo '1|RUNNING None'",
+        "scancel": 'echo "$@" > cancelled',
+        "scontrol": '[ "$2" = config ] && echo "MinJobAge = 300 sec"',
+        "sinfo": "exit 0",
+        "sacct": "exit 1",
+    }
+    (tmp_path / "bin").mkdir()
+    for name, script in commands.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    (tmp_path / "Snakefile").write_text("rule one:\n    output: 'one'\n    shell: 'touch one'\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin", prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    options = "--executor fedpipe-slurm --jobs 1 --fedpipe-slurm-status-command squeue"
+    options += " --fedpipe-slurm-init-seconds-before-status-checks 1"
+    command = [sys.executable, "-m", "snakemake", *options.split()]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+        try:
+            wait_until((tmp_path / "query").exists, running, "the query")
+            running.send_signal(signal.SIGINT)
+            wait_until((tmp_path / "cancelled").exists, running, "the cancellation")
+        finally:
+            (tmp_path / "cancelled").touch()  # ends the query
+    assert running.returncode
+    assert (tmp_path / "cancelled").read_text() == "1\n"
 
 
 def test_plugins_do_not_import_fedpipe() -> None:
