@@ -217,13 +217,18 @@ def suggest_key(name: str, options: Sequence[str]) -> str:
 
     If another section has the key, it is a dotted key.
     """
-    key = next((key for key, other_names in OTHER_NAMES.items() if name.lower() in other_names), "")
+    key = find_key_by_other_name(name)
     own_key = key.rpartition(".")[2]
     if own_key in options:
         return f"Did you mean '{own_key}'?"
     if key and not find_nearest_name(name, options, cutoff=0.7):
         return f"Did you mean '{key}'?"
     return suggest_name(name, options)
+
+
+def find_key_by_other_name(name: str) -> str:
+    """Find the dotted key with this name in fedpipe or in other libraries. Empty if there is none."""
+    return next((key for key, names in OTHER_NAMES.items() if name.lower() in (key.partition(".")[2], *names)), "")
 
 
 def find_nearest_name(name: str, options: Sequence[str], cutoff: float = 0.5) -> str | None:

@@ -12,7 +12,7 @@ from functools import reduce
 from operator import getitem
 from typing import Any
 
-from fedpipe.core.errors import SettingsError, suggest_key
+from fedpipe.core.errors import SettingsError, find_key_by_other_name, suggest_key
 from fedpipe.settings import loader, methods, parser
 from fedpipe.settings.params import KEYWISE_SECTIONS, STUDY_WIDE_SECTIONS, Params
 
@@ -188,18 +188,21 @@ def has_overlap(key: str, other: str) -> bool:
 
 
 def _check_grid_key(name: str, key: str, study_params: Params) -> None:
-    location = f"study.grid.{name}" if isinstance(study_params.study.grid[name], dict) else "study.grid"
+    axis = study_params.study.grid[name]
+    location = f"study.grid.{name}" if isinstance(axis, dict) else "study.grid"
+    values = [part.get(key) for part in axis.values()] if isinstance(axis, dict) else axis
     reject_unknown_key(location, key, study_params)
     for section in (*STUDY_WIDE_SECTIONS, "evaluation.protocols", "evaluation.metrics"):  # those of all tables
         if has_overlap(key, section):
             raise SettingsError(
                 f"{location}: '{key}' can't be varied, because {section} applies to the whole study. Remove it."
             )
-    if is_key_within_section(key, "algorithms") and key.endswith((".protocol", ".title")):
-        raise SettingsError(
-            f"{location}: '{key}' can't be varied, because a table shows one protocol and one title per method. "
-            "Remove it."
-        )
+    for option_key in (key, *(f"{key}.{option}" for value in values if isinstance(value, dict) for option in value)):
+        if option_key.split(".")[::2] in (["algorithms", "protocol"], ["algorithms", "title"]):
+            raise SettingsError(
+                f"{location}: '{option_key}' can't be varied, because a table shows one protocol and one title per "
+                "method. Remove it."
+            )
     if key in KEYWISE_SECTIONS:
         raise SettingsError(
             f"{location}: '{key}' can't be varied as a whole, because its other keys would have their defaults. "
@@ -232,5 +235,8 @@ def reject_unknown_key(location: str, key: str, study_params: Params) -> None:
     for section in ("dataset", "transforms", "federation", "evaluation"):
         known_keys += [f"{section}.{field}" for field in type(getattr(study_params, section)).model_fields]
     matches = [full for full in known_keys if full.endswith(f".{key}")]
-    hint = f"Did you mean {' or '.join(matches)}?" if matches else suggest_key(key, [*Params.model_fields])
+    if common_key := find_key_by_other_name(key):
+        matches = list(dict.fromkeys([common_key, *matches]))
+    quoted_matches = " or ".join(f"'{match}'" for match in matches)
+    hint = f"Did you mean {quoted_matches}?" if matches else suggest_key(key, [*Params.model_fields])
     raise SettingsError(f"{location}: '{key}' is not a key of params.yaml. {hint}")

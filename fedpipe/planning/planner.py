@@ -89,7 +89,8 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
     # `fedpipe download` can't write a SHA-256 into a preset.
     has_preset_files = any(key.partition(".")[0] in PINNABLE_SECTIONS for key in preset_changes)
     declare_command = None if has_preset_files else download_command
-    study_params = parser.parse_params(raw, declare_command, obtain_command=download_command)
+    with grid.add_location_to_errors([f"with preset {preset}"] if preset != FULL_PRESET else []):
+        study_params = parser.parse_params(raw, declare_command, obtain_command=download_command)
     draft = _PlanDraft(study_params, grid.collect_grid_keys(study_params, preset_changes))
     search.check_tune_section(study_params, preset_changes, draft.grid_keys)
     for point in grid.iterate_grid_points(study_params):

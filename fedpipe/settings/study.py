@@ -64,6 +64,18 @@ class Study(Section):
             raise ValueError(f"{seeds} can't be used. Use a list: [{seeds}], or [0, 1, 2] for three seeds.")
         return seeds
 
+    @field_validator("grid", mode="before")
+    @classmethod
+    def _reject_nested_keys(cls, grid: Any) -> Any:
+        """Reject sections, which a preset or ``-S`` adds for a key such as `study.grid.partition.alpha`."""
+        for name, values in grid.items() if isinstance(grid, dict) else ():
+            if isinstance(values, dict) and any(isinstance(value, list) for value in values.values()):
+                raise ValueError(
+                    f"'{name}' is not a single key, such as '{name}.{next(iter(values))}'. A preset and -S can only "
+                    "replace study.grid as a whole, such as `study.grid={partition.alpha: [0.1, 0.5]}`."
+                )
+        return grid
+
     @field_validator("grid")
     @classmethod
     def _require_unique_grid_values(cls, grid: dict[str, GridValues]) -> dict[str, GridValues]:

@@ -155,7 +155,7 @@ def test_derived_study_file_follows_base_study_until_edited() -> None:
         (["federation.rounds=1\n2"], "-S federation.rounds: "),
         (["federation={rounds: 1}"], "-S federation: can't be set as a whole"),
         (["federation.rounds=1", "federation.rounds=2"], "-S federation.rounds: "),
-        (["mu=0.1"], "-S: 'mu' is not a key of params.yaml. Did you mean algorithms.feddw.mu?"),
+        (["mu=0.1"], "-S: 'mu' is not a key of params.yaml. Did you mean 'algorithms.feddw.mu'?"),
         (["federation.round=1"], "federation.round"),
         (["federation.rounds=0"], "federation.rounds: 0"),
         (["federation.rounds.x=1"], "'rounds' is 2 and has no keys"),

@@ -115,6 +115,14 @@ def test_download_leaves_invalid_grids_and_presets_to_plan(sections: dict[str, A
         planner.make_plan(preset="smoke")
 
 
+def test_error_of_value_in_preset_names_preset() -> None:
+    """The file has a valid number of rounds, and the preset an invalid one."""
+    settings = studies.settings(presets={"smoke": {"federation.rounds": 0}})
+    planner.make_plan(settings=settings)
+    with rejects("federation.rounds: 0 ... (with preset smoke)"):
+        planner.make_plan(settings=settings, preset="smoke")
+
+
 def test_missing_sha256_error_of_preset_shows_command_or_sha256() -> None:
     """The command fills in only the sha256 of the study's data set. For a preset's data set, the error shows it."""
     Path("studies").mkdir()

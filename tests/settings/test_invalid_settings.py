@@ -77,7 +77,19 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
             ("dataset.fraction", "test_fraction"),
         )
     ],
+    ({"rounds": 1}, "rounds: unknown key. Did you mean 'federation.rounds'?"),
+    ({"seeds": [0]}, "seeds: unknown key. Did you mean 'study.seeds'?"),
     ({"study.grid": {"lr": [0.1]}}, "study.grid: 'lr' ... 'federation.learning_rate'"),
+    ({"study.grid": {"seed": [0, 1]}}, "study.grid: 'seed' ... Did you mean 'study.seeds' or 'partition.seed'?"),
+    (
+        {"study.grid": {"partition": {"alpha": [0.1]}}},
+        "study.grid: 'partition' is not a single key, such as 'partition.alpha'. ... as a whole",
+    ),
+    ({"study.grid": {"algorithms.fedavg": [{"title": "X"}]}}, "study.grid: 'algorithms.fedavg.title' can't be varied"),
+    (
+        {"study.grid": {"view": {"a": {"algorithms.fedavg": {"protocol": "global-on-global"}}, "b": {}}}},
+        "study.grid.view: 'algorithms.fedavg.protocol' can't be varied",
+    ),
     ({"partition.alfa": 1}, "partition.alfa: unknown key ... 'alpha'"),
     ({"model": {"name": "cnn", "chanels": [1, 2]}}, "model.chanels: unknown key ... 'channels'"),
     ({"algorithms": {"fedavg": {}, "fedprox": {"muu": 1}}}, "algorithms.fedprox.muu: unknown key ... 'mu'"),
@@ -529,13 +541,13 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     *[
         (
             {"study.grid": {name: [0.1, 1.0]}, "study.algorithms": ["fedavg", "fedprox"]},
-            f"study.grid: '{name}' is not a key ... {key}?",
+            f"study.grid: '{name}' is not a key ... '{key}'?",
         )
         for name, key in (
             ("mu", "algorithms.fedprox.mu"),
             ("alpha", "partition.alpha"),
             ("clients", "federation.clients"),
-            ("partitoin.alpha", "'partition'"),
+            ("partitoin.alpha", "partition"),
         )
     ],
     *[
