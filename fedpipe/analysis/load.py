@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from fedpipe.algorithms.batch import State
     from fedpipe.analysis.models import FittedNetwork
-    from fedpipe.engine.clients.federated_data import FederatedData
     from fedpipe.engine.run import Run
 
 
@@ -401,8 +400,10 @@ class Results:
         They have the noise of ``dataset.feature_noise`` and ``label_noise``. With ``federation.drift``, the last rows
         are those of the new concept. :meth:`batches` has rows of them.
         """
+        from fedpipe.analysis import models
+
         with contextlib.chdir(self.folder):
-            clients: FederatedData = self._open_run(find_cell(self.plan, algorithm, seed, grid)).clients
+            clients = models.load_clients(find_cell(self.plan, algorithm, seed, grid).files)
             return clients.gather_samples(np.arange(len(clients.y)))
 
     def test(
@@ -418,16 +419,15 @@ class Results:
 
         With ``federation.drift``, the samples of a client depend on the ``round``, which is the last by default.
         """
+        from fedpipe.analysis import models
+
         with contextlib.chdir(self.folder):
             cell, number = self._find_cell_and_round(algorithm, seed, grid, round)
-            run = self._open_run(cell)
-            client = None if client is None else self._get_client_number(cell, client)
+            clients = models.load_clients(cell.files)
             if client is None:
-                return run.clients.gather_samples(run.clients.global_test)
-            clients: FederatedData = run.clients
-            if run.new_clients and client in run.new_clients.clients.ids:
-                clients = run.new_clients.clients
-            return clients.gather_samples(clients.select_round_samples(number).test[client])
+                return clients.gather_samples(clients.global_test)
+            rows = clients.select_round_samples(number).test[self._get_client_number(cell, client)]
+            return clients.gather_samples(rows)
 
     def _get_client_number(self, cell: Cell, client: int | str) -> int:
         partition = self.plan.get_run(cell).partition

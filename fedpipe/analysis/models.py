@@ -15,11 +15,17 @@ from fedpipe.algorithms.passes import Train
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage.layout import RunFiles
 from fedpipe.core.tensors import Tensors
+from fedpipe.data import store
+from fedpipe.engine import contract
+from fedpipe.engine.clients import drift
 from fedpipe.engine.clients.executor import ClientTask, Score, TestSet, activate_eval_mode, get_passes
+from fedpipe.engine.clients.federated_data import FederatedData
+from fedpipe.engine.clients.load import get_data_paths, load_federated_data
 from fedpipe.engine.clients.loop import ClientRun, LoopExecutor
 from fedpipe.engine.run import Run
 from fedpipe.engine.torch_env import numerics
 from fedpipe.models.base import BATCH_COUNTER, FunctionalNetwork, Model, Network, seed_generator
+from fedpipe.planning.run_settings import RunSettings
 from fedpipe.settings.execution import Execution
 
 
@@ -69,6 +75,14 @@ def list_batches(run: Run, client: int, round_number: int, stream: str) -> list[
     ]
 
 
+def load_clients(files: RunFiles) -> FederatedData:
+    """Load the samples of all clients on the CPU, with those of a drift and of held-out clients."""
+    settings = RunSettings.read(files.settings)
+    federation = settings.build_federation_settings()
+    clients = load_federated_data(settings, getattr(torch, federation.dtype), torch.device("cpu"))
+    return drift.add_drift(clients, federation)
+
+
 def load_model(
     run: Run, round_number: int, client: int | None, class_names: Sequence[str], provenance: dict[str, Any]
 ) -> FittedNetwork:
@@ -79,12 +93,11 @@ def load_model(
     SettingsError
         The method has no such model.
     """
+    shape = store.read_dataset_info(get_data_paths(run.settings)["data set"]).shape  # run.clients may have features
     tensors = _get_global_model(run, round_number) if client is None else _get_personal_model(run, round_number, client)
     model_family, algorithm = cast(Model, run.settings.build_model()), cast(Algorithm, run.settings.build_algorithm())
     with seed_generator(run.algorithm.net.entropy):  # constants that the network draws
-        network = algorithm.adapt(
-            model_family.build_initial_network(tuple(run.clients.x.shape[1:]), run.clients.classes)
-        )
+        network = algorithm.adapt(model_family.build_initial_network(shape, run.clients.classes))
     network.to(run.algorithm.net.dtype)
     if run.federation.buffers == "drop":
         for layer in network.modules():
@@ -111,7 +124,7 @@ def load_model(
 
 def _get_global_model(run: Run, round_number: int) -> Tensors:
     label = run.files.path.parent.name
-    global_model = run.algorithm.global_model(run.load_server_state(round_number))
+    global_model = contract.compute_global_model(run.algorithm, run.load_server_state(round_number))
     if global_model is None:
         raise SettingsError(f"{label} has no global model. Name a client, such as client=0, for its personal model.")
     if run.algorithm.net.client_buffers:

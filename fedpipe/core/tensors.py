@@ -18,6 +18,14 @@ class NamesDifferError(KeyError):
         super().__init__(f"names differ: {list(self.names)}")
 
 
+class MissingTensorError(KeyError):
+    """A network was called without one of its tensors. ``name`` is its name in a model."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"the network is called without '{name}'")
+
+
 class Tensors(dict[str, Tensor]):
     """Tensors by name, a point in parameter space. All operations are element-wise and return new tensors.
 

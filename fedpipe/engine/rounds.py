@@ -56,6 +56,7 @@ from fedpipe.engine.server.server import (
 from fedpipe.engine.stack.graphs import make_cuda_graph_backend
 from fedpipe.engine.stack.stack import StackExecutor
 from fedpipe.engine.torch_env.trees import is_finite, make_contiguous, move_state
+from fedpipe.engine.user_errors import explain_user_errors
 from fedpipe.engine.weights import WeightedUploads, compute_aggregation_weights, select_participants
 from fedpipe.models.base import FunctionalNetwork, Model, Network
 from fedpipe.planning.run_settings import RunSettings
@@ -121,7 +122,7 @@ class Rounds:
         )
         self.algorithm = unbound_algorithm.bind(net, federation.exclude_held_out_clients())
         self._stack_width, self._graphs = execution.stack if model.is_stackable else 1, execution.graphs
-        with torch.no_grad(), contract.explain_user_errors(self.algorithm):
+        with torch.no_grad(), explain_user_errors(self.algorithm):
             server = make_initial_server_state(self._bind_algorithm(0), self.make_initial_model)
             initial_kept_state = make_contiguous(init_client(self._bind_algorithm(0), server, self.make_initial_model))
         self._storage_device = choose_storage_device(
@@ -224,7 +225,7 @@ class Rounds:
 
     def write_initial_round(self) -> None:
         """Write round 0: the server's initial state."""
-        with torch.no_grad(), contract.explain_user_errors(self.algorithm):
+        with torch.no_grad(), explain_user_errors(self.algorithm):
             server = move_state(
                 make_contiguous(make_initial_server_state(self._bind_algorithm(0), self.make_initial_model)),
                 self._storage_device,
@@ -282,7 +283,7 @@ class Rounds:
         uploads, server = weighted_uploads.uploads, self.load_server_state(round_number - 1)
         if len(uploads):  # otherwise the round changes nothing
             previous_server = server
-            with torch.no_grad(), contract.explain_user_errors(self.algorithm):
+            with torch.no_grad(), explain_user_errors(self.algorithm):
                 numbered = weighted_uploads.renumber_uploads(self.clients.get_client_positions(block.ids))
                 server = make_contiguous(aggregate_uploads(self._bind_algorithm(round_number), server, numbered))
             contract.require_same_structure(self.algorithm, "aggregate", server, previous_server, "init")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import torch
 from pydantic import Field
@@ -21,8 +21,10 @@ from fedpipe.core.components import pinned_files
 from fedpipe.core.components.component import Component
 from fedpipe.core.components.pinned_files import PinnedFile, Sha256
 from fedpipe.core.errors import SettingsError
-from fedpipe.core.tensors import Tensors, describe_tensor
+from fedpipe.core.tensors import MissingTensorError, Tensors, describe_tensor
 from fedpipe.models.layers import NORMALIZATION_LAYERS, BatchNorm, Dropout, Mode, replace_stateful_layers
+
+T = TypeVar("T")
 
 BATCH_COUNTER = "num_batches_tracked"  #: BatchNorm's counter, which is unused
 
@@ -263,6 +265,8 @@ class FunctionalNetwork:
         Names of the trained parameters.
     buffer_names
         Names of the buffers that are part of a model.
+    shapes
+        Shape of each tensor of a model.
     body_names, head_names
         Names of all tensors of the body or the head, including buffers.
     norm_names
@@ -295,6 +299,10 @@ class FunctionalNetwork:
             (name, value.cpu()) for name, value in self._module.named_buffers() if buffers == "keep"
         )
         all_names = self.names + self.buffer_names
+        tensors = dict(self._module.named_parameters()) | dict(self._module.named_buffers())
+        self.shapes = {name: tensors[name].shape for name in all_names}
+        prefixes = {"": "", "body": "body.", "head": "head."}
+        self._names_by_part = {part: frozenset(_select_part(self.shapes, prefix)) for part, prefix in prefixes.items()}
         self._has_tied_weights = len(list(self._module.parameters())) < len(
             list(self._module.named_parameters(remove_duplicate=False))
         )
@@ -322,21 +330,31 @@ class FunctionalNetwork:
         the start of the client's round.
         """
         with self.mode.eval_mode() if teacher else nullcontext():
-            return self._call_module(self._module, {**self.mode.buffers, **model}, x)
+            return self._call_module("", {**self.mode.buffers, **model}, x)
 
     def features(self, model: Tensors, x: Tensor, *, teacher: bool = False) -> Tensor:
         """Features of the inputs, shape (B, d). The model may lack the head's tensors."""
         with self.mode.eval_mode() if teacher else nullcontext():
             tensors = {**self.mode.buffers, **model}
-            return self._call_module(self._module.body, _select_part(tensors, "body."), x).flatten(1)
+            return self._call_module("body", _select_part(tensors, "body."), x).flatten(1)
 
     def classify(self, model: Tensors, features: Tensor) -> Tensor:
         """Logits of features of shape (B, d), shape (B, C), for losses that need both."""
-        return self._call_module(self._module.head, _select_part(model, "head."), features)
+        return self._call_module("head", _select_part(model, "head."), features)
 
-    def _call_module(self, module: nn.Module, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
-        """Call the network or a part of it in the precision of the current pass."""
+    def _call_module(self, part: str, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+        """Call the network, its ``body`` or its ``head`` in the precision of the current pass.
+
+        Raises
+        ------
+        MissingTensorError
+            A tensor is missing. PyTorch would use the module's own one.
+        """
+        if not self._names_by_part[part] <= tensors.keys():
+            missing_name = min(self._names_by_part[part] - tensors.keys())
+            raise MissingTensorError(f"{part}.{missing_name}".removeprefix("."))
         self.mode.calls.clear()
+        module = self._module.get_submodule(part)
         with torch.autocast(self._device, torch.bfloat16) if self.mode.autocast else nullcontext():
             output: Tensor = functional_call(module, tensors, (x,), tie_weights=self._has_tied_weights)
         return output.to(self.dtype) if self.mode.autocast else output
@@ -389,7 +407,7 @@ class FunctionalNetwork:
         return twin
 
 
-def _select_part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def _select_part(tensors: Mapping[str, T], prefix: str) -> dict[str, T]:
     """Select the tensors of a part of the network, by their names in it."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 

@@ -13,7 +13,7 @@ from fedpipe.algorithms.base import Algorithm
 from fedpipe.core.components import component, registry
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.yaml_text import read_yaml
-from fedpipe.engine import contract
+from fedpipe.engine.user_errors import describe_code_error
 from fedpipe.settings import loader, methods
 from fedpipe.testing.checks import check_algorithm
 
@@ -44,7 +44,7 @@ def check_component(name: str, settings: Sequence[str], params: Path | None = No
         return str(error).splitlines()
     except Exception as error:  # any error in the __post_init__ of a user's class
         return [
-            f"{name}: the class fails with these parameters ({contract.describe_code_error(error)}). Correct the class "
+            f"{name}: the class fails with these parameters ({describe_code_error(error)}). Correct the class "
             "or use other parameters."
         ]
     try:

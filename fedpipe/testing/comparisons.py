@@ -39,14 +39,14 @@ PADDING_ADVICE = (
 )
 
 
-def call_recording_hooks(trial: Trial) -> Tensors | None:
-    """Call the hooks whose results are recorded. Return the global model."""
+def call_recording_hooks(trial: Trial) -> None:
+    """Call the hooks whose results are recorded."""
     algorithm, server = trial.algorithm, trial.server
     with create_tensors_on_device_of(server):
-        contract.validate_extra_models(algorithm, algorithm.extra_models(server))
+        contract.compute_global_model(algorithm, server)
+        contract.compute_extra_models(algorithm, server)
         contract.validate_matrices(algorithm, algorithm.matrices(server))
         contract.validate_metrics(algorithm, algorithm.metrics(server))
-        return algorithm.global_model(server)
 
 
 def find_invalid_tensors(trial: Trial) -> Iterator[str]:

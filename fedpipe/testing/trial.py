@@ -34,6 +34,7 @@ from fedpipe.engine.environment import select_device
 from fedpipe.engine.server.server import aggregate_uploads, make_download, make_initial_server_state
 from fedpipe.engine.stack.stack import StackExecutor
 from fedpipe.engine.torch_env.trees import make_contiguous, move_state, unstack_client
+from fedpipe.engine.user_errors import explain_user_errors
 from fedpipe.engine.weights import compute_aggregation_weights, select_participants
 from fedpipe.models.base import FunctionalNetwork, Model, Network
 from fedpipe.models.cnn import CNN
@@ -110,7 +111,7 @@ class Trial:
         self.initial_model = initial_model or (
             lambda index: net.make_initial_model(rng.derive_entropy(clients.seed, f"init/{index}"))
         )
-        with torch.no_grad(), contract.explain_user_errors(self.algorithm):
+        with torch.no_grad(), explain_user_errors(self.algorithm):
             server = make_initial_server_state(self._bind_algorithm(0), self.initial_model)
             client_state = init_client(self._bind_algorithm(0), server, self.initial_model)
             self.server = move_state(make_contiguous(server), device)
@@ -152,7 +153,7 @@ class Trial:
 
     def aggregate(self, uploads: Uploads) -> State:
         """The server's next state with these uploads. The trial's own state does not change."""
-        with torch.no_grad(), contract.explain_user_errors(self.algorithm):
+        with torch.no_grad(), explain_user_errors(self.algorithm):
             return make_contiguous(aggregate_uploads(self._bind_algorithm(self.rounds + 1), self.server, uploads))
 
     def run(self, rounds: int = 1, ids: Sequence[int] | None = None, tests: Sequence[TestSet] = ()) -> Self:
@@ -167,7 +168,7 @@ class Trial:
 
     def start(self, client: int) -> State:
         """A client's tensors at the start of the next round, before any pass."""
-        with torch.no_grad(), contract.explain_user_errors(self.algorithm):
+        with torch.no_grad(), explain_user_errors(self.algorithm):
             common, client_parts = contract.validate_download(self.algorithm, self.send([client]))
             info = self.clients.get_client_info(client, self.rounds + 1, self.client_states[client][FIRST])
             return make_client_start_state(

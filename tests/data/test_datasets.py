@@ -401,6 +401,7 @@ def test_npz_text_labels_become_class_numbers() -> None:
         ({"images": PIXELS}, "contains none of the expected arrays"),
         ({"x": PIXELS.astype(np.int64), "y": np.zeros(6, int)}, "inputs of int64 with shape (6, 3, 32, 32)"),
         ({"x": PIXELS, "y": np.array([0, 1, 2, -1, 0, 0])}, "label -1 can't be used"),
+        ({"x": PIXELS, "y": np.arange(6) + 2**40}, f"label {2**40 + 5} can't be used, because integers are numbers"),
         ({"x": PIXELS[:0], "y": np.zeros(0, int)}, "has labels of shape (0,)"),
         ({"x": PIXELS, "y": np.array([None] * 6)}, "can't be read as .npz"),
         ({"x": PIXELS, "y": np.zeros(5, int)}, "contains x of shape (6, 3, 32, 32), y of shape (5,)."),
@@ -428,7 +429,7 @@ def test_npz_text_labels_become_class_numbers() -> None:
         ),
         ({"x": PIXELS, "y": np.arange(6), "test": np.array(["no"] * 6)}, "the array test is <U2 of shape (6,)"),
         ({"x": PIXELS, "y": np.arange(6), "test": np.arange(6)}, "the array test is int64 of shape (6,)"),
-        ({"x": np.array([[4, -1], [5, 6]]), "y": np.arange(2)}, "token id -1 can't be used"),
+        ({"x": np.array([[4, -1], [5, 6]]), "y": np.arange(2)}, "token id -1 can't be used. Number the words from 1"),
         ({"x": np.ones((2, 3), np.uint64), "y": np.arange(2)}, "inputs of uint64 with shape (2, 3)"),
         ({"x": np.ones((2, 0), int), "y": np.arange(2)}, "inputs of int64 with shape (2, 0)"),
     ],
@@ -634,6 +635,41 @@ def test_folder_checksum_changes_with_file_names() -> None:
     assert section.effective_dataset.compute_unpinned_sha256(Fetcher()) == before
     Path("pictures/dog/1.png").rename("pictures/dog/2.png")
     assert section.effective_dataset.compute_unpinned_sha256(Fetcher()) != before
+
+
+def test_folder_with_links_has_checksum_of_linked_images() -> None:
+    """A cluster may share images, so that the folders of classes are links."""
+    write_folder("dog/1.png", "ant/1.png")
+    section: Any = parser.parse_dataset({"name": "folder", "path": "pictures"})
+    before = section.effective_dataset.compute_unpinned_sha256(Fetcher())
+    Path("pictures").rename("shared")
+    Path("pictures").mkdir()
+    for name in ("dog", "ant"):
+        Path("pictures", name).symlink_to(Path("shared", name).absolute())
+    assert section.effective_dataset.compute_unpinned_sha256(Fetcher()) == before
+    for settings in ({}, {"levels": ["label"]}):
+        samples, _ = load_custom_dataset(name="folder", path="pictures", **settings)
+        assert np.array_equal(samples.x, PIXELS[[1, 0]])
+    Path("shared/ant/1.png").write_bytes(encode_image(PIXELS[2].transpose(1, 2, 0)))
+    assert section.effective_dataset.compute_unpinned_sha256(Fetcher()) != before
+
+
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        (("Training/ant/1.png", "Testing/ant/1.png"), " contains the folders Testing, Training. Use train and test"),
+        (("train/ant/1.png", "val/ant/1.png"), " contains the folders train, val. "),
+        (("train/ant/1.png", "test/ant/1.png", "val/ant/1.png"), " contains the folders test, train, val. "),
+        (("control/1/1.png", "test/2/1.png"), " contains the folders control, test. ... dataset.levels to [label]."),
+        (("test/ant/1.png",), " contains the folders test. "),
+        (("ant/1.png", "bee/1.gif"), ": the folder 'bee' contains no images."),
+        ((".checkpoints/1.txt", "ant/1.png"), ": the folder '.checkpoints' contains no images."),
+    ],
+)
+def test_folder_rejects_folders_that_are_no_classes(names: tuple[str, ...], problem: str) -> None:
+    write_folder(*names)
+    with rejects(f"pictures{problem}", ArtifactError):
+        load_custom_dataset(name="folder", path="pictures")
 
 
 def test_folder_rejects_invalid_images() -> None:

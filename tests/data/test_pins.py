@@ -427,6 +427,7 @@ def test_parser_rejects_subset_with_partition_file() -> None:
         ("3,0,train\n3,1,test", "sample 3 of own.csv is in split test and in another split."),
         ("3,0,validation\n3,-1,test", "sample 3 of own.csv is in split test and in another split."),
         ("", "own.csv has no test sample."),
+        ("3,0,train\n3,1,validation", "sample 3 of own.csv is in split validation and in another split."),
     ],
 )
 def test_parser_rejects_invalid_rows_of_partition_file(rows: str, problem: str) -> None:

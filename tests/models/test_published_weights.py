@@ -8,6 +8,7 @@ import pytest
 import torch
 import yaml
 
+import fedpipe
 from fedpipe.core.components import component, registry
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage.files import compute_file_sha256
@@ -303,7 +304,7 @@ def test_frozen_body_computes_features_once(monkeypatch: pytest.MonkeyPatch) -> 
     path, _ = published.write_torchvision_weights(ARCHITECTURE, Path("own"))
     section = write_study_and_download(TORCHVISION | {"weights": str(path), "frozen": True})
     run = open_run()
-    list(run.run_segment(1))
+    studies.finish_run(run, 1)
     assert run.clients.x.shape == (24, 1024)
     images = (torch.as_tensor(np.load("images.npz")["x"]).float() / 255 - 0.5) / 0.5
     network = build_model(**section).build_initial_network((3, 32, 32), 3)
@@ -311,6 +312,13 @@ def test_frozen_body_computes_features_once(monkeypatch: pytest.MonkeyPatch) -> 
         torch.testing.assert_close(run.clients.x, network.eval().body(images), rtol=1e-4, atol=1e-5)
     model = run.load_server_state(1)["model"]
     assert list(model) == ["head.weight", "head.bias"]
+    results = fedpipe.load()
+    inputs, labels = results.test("fedavg")
+    assert inputs.shape[1:] == results.samples("fedavg")[0].shape[1:] == (3, 32, 32)
+    with torch.no_grad():
+        accuracy = (results.model("fedavg")(inputs).argmax(1) == labels).double().mean()
+    correct, total, _ = studies.read_scores(run, 1, "global-on-global")[1, -1]
+    assert accuracy == correct / total
     (features,) = Path("results/features").glob("*.pt")
     written = features.stat().st_mtime_ns
     assert torch.equal(open_run().clients.x, run.clients.x)

@@ -23,6 +23,7 @@ class Own(FedAvg):
 
 BRANCH = "return self.risk(client, batch) * (1 if batch.y.sum() > 3 else 2)"
 SUM = "return {'model': initial_model(0) + initial_model(0).without(['head.bias'])}"
+HALF = "return self.net(client['model'].only(self.net.body_names), batch.x).mean()"
 NOTHING = "return {'model': initial_model(0)['nothing']}"
 #: A method, its body, the stack, and the error after `own.Own.METHOD (own.py, line `
 MISTAKES = [
@@ -47,6 +48,16 @@ MISTAKES = [
     (
         *("extra_models(self, server)", "return {'global': server['model']}", 1),
         "12) returned 'global', which is already the model of a protocol",
+    ),
+    ("loss(self, client, batch)", HALF, 1, f"13): `{HALF}` calls the network without 'head.bias'"),
+    ("loss(self, client, batch)", HALF, 2, f"13): `{HALF}` calls the network without 'head.bias'"),
+    (
+        *("global_model(self, server)", "return server['model'].only(self.net.body_names)", 1),
+        "12) returned a model without 'head.",
+    ),
+    (
+        *("extra_models(self, server)", "return {'flat': server['model'].map(torch.sum)}", 1),
+        "12) returned 'head.bias' as float32 of shape () instead of shape (10,). Return Tensors",
     ),
     (
         *("metrics(self, server)", "return {'bias': server['model']['head.bias']}", 1),

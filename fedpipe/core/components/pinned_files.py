@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -60,7 +61,7 @@ def compute_content_sha256(path: Path) -> str:
 def compute_stat_fingerprint(path: Path) -> str:
     """Hash of size and times, which changes if the file or any file of the folder is written or replaced."""
     digest = hashlib.sha256()
-    for file in _list_files(path):
+    for file in list_files(path):
         stat = file.stat()
         digest.update(f"{file} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns} {stat.st_ino}\n".encode())
     return f"{STAT_PREFIX}{digest.hexdigest()[:16]}"
@@ -79,12 +80,14 @@ def has_file_changed(path: Path, fingerprint: str) -> bool:
 def _compute_content_sha256_cached(path: Path, fingerprint: str) -> str:
     if not path.is_dir():
         return files.compute_file_sha256(path)
-    lines = (f"{files.compute_file_sha256(file)}  {file.relative_to(path).as_posix()}\n" for file in _list_files(path))
+    lines = (f"{files.compute_file_sha256(file)}  {file.relative_to(path).as_posix()}\n" for file in list_files(path))
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def _list_files(path: Path) -> list[Path]:
-    """The file, or all files of a folder sorted by name. Empty if it does not exist."""
+def list_files(path: Path) -> list[Path]:
+    """List the file, or all files of a folder and of linked folders, sorted by name. Empty if it does not exist."""
     if path.is_dir():
-        return sorted((file for file in path.rglob("*") if file.is_file()), key=lambda file: file.as_posix())
+        walk = os.walk(path, followlinks=True)
+        paths = (Path(folder, name) for folder, _, names in walk for name in names)
+        return sorted((path for path in paths if path.is_file()), key=lambda file: file.as_posix())
     return [path] if path.is_file() else []

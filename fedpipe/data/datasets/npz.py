@@ -16,8 +16,9 @@ class Npz(UserDataset):
 
     Without x_test and y_test there is no test set. Next to x and y, a Boolean array `test` can mark the test samples.
     Inputs of dtype uint8 are images, with channels first, last or absent. Floats can have any shape. Other integers
-    are token ids. Labels are integers from 0, or values that can be sorted. Each other array with one value per sample
-    is a column for partition schemes, such as writer (or writer_train and writer_test).
+    are token ids of texts: words have ids from 1, and 0 is padding at the end of a text. Labels are integers from 0, or
+    values that can be sorted. Each other array with one value per sample is a column for partition schemes, such as
+    writer (or writer_train and writer_test).
 
     Parameters
     ----------

@@ -34,8 +34,8 @@ class File(Scheme):
 
     With a column ``split`` ("train", "validation" or "test") the table also assigns each sample to a split, like the
     ``assignment.parquet`` of any partition. Then ``dataset.split``, its fractions and all seeds have no effect, all
-    seeds have the same partition, and the data set needs no official test set. A sample may have several clients, but
-    not be a training sample of one and a test sample of another. A test sample of client -1 is only in the global
+    seeds have the same partition, and the data set needs no official test set. A sample may have several clients, all
+    in the same split. A test sample of client -1 is only in the global
     test set.
 
     Without that column the table partitions the training samples if ``dataset.split`` is official, and all samples
@@ -177,13 +177,12 @@ class File(Scheme):
             )
         if len(sample) and sample.min() < 0:
             raise SettingsError(f"partition.path: sample {sample.min()} of {self.path} can't be used. Use at least 0.")
-        if split is not None and len(
-            ambiguous_samples := np.intersect1d(sample[split == "test"], sample[split != "test"])
-        ):
-            raise SettingsError(
-                f"partition.path: sample {ambiguous_samples[0]} of {self.path} is in split test and in another split. "
-                "Use one of them."
-            )
+        for name in ("test", "validation") if split is not None else ():
+            if len(ambiguous_samples := np.intersect1d(sample[split == name], sample[split != name])):
+                raise SettingsError(
+                    f"partition.path: sample {ambiguous_samples[0]} of {self.path} is in split {name} and in another "
+                    "split. Use one of them."
+                )
         return SampleClientPairs(sample, client, split)
 
     def _read_integers(self, table: pa.Table, name: str) -> npt.NDArray[np.int64]:

@@ -21,6 +21,7 @@ from fedpipe.data.sources.images import read_images
 if TYPE_CHECKING:
     import pyarrow as pa
 
+MAX_CLASSES = 100_000  #: larger integers are probably codes
 CHANNELS = (1, 3)  #: of gray and of color images
 INPUT_COLUMNS = ("text", "image")  #: default columns of inputs in a table
 CSV_SEPARATORS = {".csv": "", ".tsv": ", sep='\\t'"}  #: arguments of pandas by the suffix of a text table
@@ -43,8 +44,8 @@ def read_npz(path: Path) -> Samples:
     """Read ``x_train`` and ``y_train`` (with ``x_test`` and ``y_test``), or ``x`` and ``y`` (with ``test``, a mask).
 
     If ``x`` has dtype uint8, it contains images, shape (n, h, w), (n, h, w, c) or (n, c, h, w). Floats can have any
-    shape. Other integers are token ids from 0, shape (n, length). Each other array with one value per sample is a
-    column: ``writer``, or ``writer_train`` and ``writer_test``.
+    shape. Other integers are token ids from 1, shape (n, length), with 0 as padding at the end of a text. Each other
+    array with one value per sample is a column: ``writer``, or ``writer_train`` and ``writer_test``.
 
     Raises
     ------
@@ -198,6 +199,11 @@ def encode_labels(path: Path | str, labels: npt.NDArray[Any]) -> tuple[npt.NDArr
     if np.issubdtype(labels.dtype, np.integer):
         if labels.min() < 0:
             raise ArtifactError(f"{path}: label {labels.min()} can't be used. Number the classes from 0.")
+        if labels.max() >= MAX_CLASSES:
+            raise ArtifactError(
+                f"{path}: label {labels.max()} can't be used, because integers are numbers of classes. Number the "
+                "classes from 0, or store the labels as texts."
+            )
         return labels.astype(np.int64), ()
     if labels.dtype.kind in "fcmM" and (is_nan := np.isnan(labels)).any():
         raise ArtifactError(
@@ -232,7 +238,9 @@ def _convert_input_layout(path: Path | str, x: npt.NDArray[Any]) -> npt.NDArray[
         )
     if has_tokens:
         if x.min() < 0:
-            raise ArtifactError(f"{path}: token id {x.min()} can't be used. Number the token ids from 0.")
+            raise ArtifactError(
+                f"{path}: token id {x.min()} can't be used. Number the words from 1, because 0 is padding."
+            )
         return x.astype(signed_dtype, copy=False)
     if has_floats:
         with np.errstate(over="ignore"):
@@ -271,6 +279,7 @@ def _find_other_columns(
         parts = [arrays[f"{name}_train"], *([arrays[f"{name}_test"]] if f"{name}_test" in arrays else [])]
         if [len(part) for part in parts] == [num_samples - num_tests, *([num_tests] if num_tests else [])]:
             columns[name] = np.concatenate(parts)
+            columns.pop(f"{name}_train", None)  # it has one value per sample if there is no test set
     return {name: Column.from_values(array) for name, array in columns.items()}
 
 

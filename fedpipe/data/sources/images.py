@@ -10,12 +10,15 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from fedpipe.core.components import pinned_files
 from fedpipe.core.errors import ArtifactError, format_error
 from fedpipe.data.samples import Column, Samples
 
 if TYPE_CHECKING:
     from PIL import Image
 
+#: Names of folders that are probably no classes.
+SPLIT_NAMES = ("train", "training", "test", "testing", "val", "valid", "validation")
 HIGH_DEPTH_MODES = ("I", "F")  #: prefixes of Pillow's modes with more than 8 bits, which it clips at 255
 
 
@@ -27,9 +30,9 @@ def read_folder(path: Path, image_size: int | None = None) -> Samples:
     ArtifactError
         There are no images, or their sizes differ.
     """
-    from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes
+    from torchvision.datasets.folder import find_classes
 
-    split_folders = [path / split for split in ("train", "test") if (path / split).is_dir()] or [path]
+    split_folders = _list_split_folders(path) or [path]
     try:
         classes, index = find_classes(str(split_folders[0]))
     except OSError as error:
@@ -41,17 +44,31 @@ def read_folder(path: Path, image_size: int | None = None) -> Samples:
                 raise ArtifactError(
                     f"{folder}: class '{folder.name}' is not in {split_folders[0]}. Use the same classes in both."
                 )
-            image_files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in IMG_EXTENSIONS)
-            files += [
-                (file, index[folder.name], split.name == "test" and len(split_folders) == 2) for file in image_files
-            ]
+            is_test = split.name == "test" and len(split_folders) == 2
+            files += [(file, index[folder.name], is_test) for file in _list_image_files(folder)]
     if not files:
         raise ArtifactError(
             f"{path} contains no images. Put images into the folder of each class: {', '.join(classes)}."
         )
+    if empty_classes := [name for name in classes if index[name] not in {label for _, label, _ in files}]:
+        raise ArtifactError(f"{path}: the folder '{empty_classes[0]}' contains no images. Remove it, or add images.")
     x = _read_image_files([file for file, _, _ in files], image_size)
     labels, test = np.array([label for _, label, _ in files]), np.array([test for _, _, test in files])
     return Samples(x, labels, test, class_names=tuple(classes))
+
+
+def _list_split_folders(path: Path) -> list[Path]:
+    """List the folders train and test, or train. Empty if the folders are those of classes."""
+    names = sorted(folder.name for folder in path.iterdir() if folder.is_dir()) if path.is_dir() else []
+    if not ({*names} & {"train", "test"} or (names and {name.lower() for name in names} <= {*SPLIT_NAMES})):
+        return []
+    if names not in (["train"], ["test", "train"]):
+        summary = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+        raise ArtifactError(
+            f"{path} contains the folders {summary}. Use train and test, or one folder for each class. If these are "
+            "classes, set dataset.levels to [label]."
+        )
+    return [path / name for name in reversed(names)]
 
 
 def read_nested_folders(path: Path, levels: Sequence[str], image_size: int | None = None) -> Samples:
@@ -72,9 +89,7 @@ def read_nested_folders(path: Path, levels: Sequence[str], image_size: int | Non
     ArtifactError
         There are no images at this depth, or their sizes differ.
     """
-    from torchvision.datasets.folder import IMG_EXTENSIONS
-
-    files = sorted(file for file in path.rglob("*") if file.suffix.lower() in IMG_EXTENSIONS)
+    files = _list_image_files(path)
     folders = [file.relative_to(path).parts[:-1] for file in files]
     if shallow_files := [file for file, names in zip(files, folders, strict=True) if len(names) < len(levels)]:
         raise ArtifactError(
@@ -90,6 +105,12 @@ def read_nested_folders(path: Path, levels: Sequence[str], image_size: int | Non
     test = np.array([split.names[code] == "test" for code in split.codes], dtype=np.bool_)
     x = _read_image_files(files, image_size)
     return Samples(x, labels.codes, test, columns, labels.names)
+
+
+def _list_image_files(path: Path) -> list[Path]:
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+
+    return sorted(file for file in pinned_files.list_files(path) if file.suffix.lower() in IMG_EXTENSIONS)
 
 
 def _read_image_files(files: Sequence[Path], image_size: int | None) -> npt.NDArray[np.uint8]:

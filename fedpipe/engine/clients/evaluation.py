@@ -40,6 +40,7 @@ from fedpipe.engine.clients.federated_data import FederatedData, Integers
 from fedpipe.engine.clients.metrics import compute_probability_metrics
 from fedpipe.engine.server.server import call_server_hooks
 from fedpipe.engine.torch_env.trees import move_state
+from fedpipe.engine.user_errors import explain_user_errors
 from fedpipe.models.base import compute_class_relations
 from fedpipe.settings.base import Metric
 from fedpipe.settings.evaluation import Evaluation
@@ -253,11 +254,11 @@ def make_server_models(algorithm: Algorithm, server: State, tests: Sequence[Test
     if not tests or algorithm.net.client_buffers:  # a server's model needs running statistics
         return {}
     with call_server_hooks(algorithm, server):
-        global_model = algorithm.global_model(server)
+        global_model = contract.compute_global_model(algorithm, server)
         if global_model is None:
             return {}
-        extra_models = algorithm.extra_models(server) if "global" in tests else {}
-        return {"global": global_model, **contract.validate_extra_models(algorithm, extra_models)}
+        extra_models = contract.compute_extra_models(algorithm, server) if "global" in tests else {}
+        return {"global": global_model, **extra_models}
 
 
 def has_common_model(
@@ -277,7 +278,7 @@ def has_common_model(
     if has_other_predictions or algorithm.net.has_batch_statistics or clients.transforms.on_test or not clients.ids:
         return False
     round_algorithm = algorithm.bind_round(round_number, clients.seed)
-    with torch.no_grad(), contract.explain_user_errors(round_algorithm):
+    with torch.no_grad(), explain_user_errors(round_algorithm):
         common, client_parts = contract.validate_download(round_algorithm, send(clients.ids[:1]))
         model = common.get("model")
         if client_parts or not isinstance(model, Tensors) or not has_same_bits({"": model}, {"": global_model}):

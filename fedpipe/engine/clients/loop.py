@@ -52,6 +52,7 @@ from fedpipe.engine.clients.transforms import transform_images
 from fedpipe.engine.torch_env.layout import optimize_layout, to_channels_last
 from fedpipe.engine.torch_env.memory import retain_freed_memory
 from fedpipe.engine.torch_env.trees import count_bytes, make_contiguous, move_state, unstack_client
+from fedpipe.engine.user_errors import explain_user_errors
 from fedpipe.settings.base import Metric
 
 PERSONAL_CACHE_BYTES = 2**30  #: maximum size of the cache of personalized states
@@ -128,7 +129,7 @@ class LoopExecutor(Executor):
         worker = self._idle_workers.pop()
         algorithm = worker.bind_round(task.round, self._clients.seed)
         try:
-            with torch.no_grad(), contract.explain_user_errors(algorithm):
+            with torch.no_grad(), explain_user_errors(algorithm):
                 return self._make_client_outcome(algorithm, task, client)
         finally:
             self._idle_workers.append(worker)

@@ -22,7 +22,7 @@ from fedpipe.algorithms.batch import Batch, ClientInfo, State
 from fedpipe.algorithms.passes import Gradient, Pass, Train
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.tensors import Tensors
-from fedpipe.engine import replay
+from fedpipe.engine import contract, replay
 from fedpipe.engine.clients.executor import BUFFERS, ClientTask, Executor, Outcome
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.engine.clients.loop import ClientRun
@@ -257,7 +257,7 @@ def find_global_model(run: Run, round_number: int) -> Tensors | None:
         return None
     server = run.load_server_state(round_number)
     with call_server_hooks(run.algorithm, server):
-        return run.algorithm.global_model(server)
+        return contract.compute_global_model(run.algorithm, server)
 
 
 def get_global_model(run: Run, round_number: int) -> Tensors:

@@ -13,6 +13,7 @@ from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.tensors import Tensors
 from fedpipe.engine import contract
 from fedpipe.engine.server.device import create_tensors_on_device_of
+from fedpipe.engine.user_errors import explain_user_errors
 from fedpipe.settings.federation import Server
 
 M, V = "server/m", "server/v"  #: parts of the server's state: moments of its optimizer
@@ -21,7 +22,7 @@ M, V = "server/m", "server/v"  #: parts of the server's state: moments of its op
 @contextmanager
 def call_server_hooks(algorithm: Algorithm, server: State) -> Iterator[None]:
     """Within the block, new tensors are on the server's device without gradients, and errors in user code explained."""
-    with torch.no_grad(), create_tensors_on_device_of(server), contract.explain_user_errors(algorithm):
+    with torch.no_grad(), create_tensors_on_device_of(server), explain_user_errors(algorithm):
         yield
 
 

@@ -39,6 +39,7 @@ from fedpipe.engine.stack import schedule
 from fedpipe.engine.stack.graphs import CaptureBackend, GraphCache
 from fedpipe.engine.stack.stack_run import StackRun, explain_out_of_memory, get_logits_batch_size, take_first_rows
 from fedpipe.engine.torch_env.trees import count_bytes, make_contiguous, move_state, stack_states, unstack_client
+from fedpipe.engine.user_errors import explain_user_errors
 
 
 class StackExecutor(Executor):
@@ -92,7 +93,7 @@ class StackExecutor(Executor):
         participants = self._clients.ids if task.participants is None else task.participants
         for stack_clients in schedule.group_clients_into_stacks(self._clients.sizes, participants, self._width):
             if local_clients := [client for client in stack_clients if client in ids]:
-                with torch.no_grad(), contract.explain_user_errors(self._algorithm), explain_out_of_memory(self._width):
+                with torch.no_grad(), explain_user_errors(self._algorithm), explain_out_of_memory(self._width):
                     stack_outcomes = self._run_stack(task, stack_clients, local_clients)
                 outcomes |= {outcome.client: outcome for outcome in stack_outcomes}
         return (outcomes.pop(client) for client in task.ids)
