@@ -7,7 +7,7 @@ Snakemake finds this package by its name. Its options are those of the plugin, s
 - It waits forever for a job that Slurm has purged. Slurm purges a finished job after ``MinJobAge``.
 - It waits forever for a job with ``PartitionTimeLimit``, and resubmits a job that can't end within its time limit.
 - It can't request more memory only after a job that ran out of memory.
-- Ctrl-C cancels no job if Snakemake is checking the jobs at that moment.
+- Ctrl-C cancels no job if Snakemake is checking the jobs at that moment, and it submits the jobs that wait for sbatch.
 
 Snakemake imports this package before it reads a Snakefile. So nothing here imports fedpipe at the top: the Snakefile
 would get that fedpipe, and not the one of its own folder.
@@ -158,8 +158,13 @@ class Executor(plugin.Executor):  # type: ignore[misc]
 
     @override
     def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:
-        """Cancel all jobs. Snakemake's argument is an empty list while it checks the jobs."""
-        super().cancel_jobs(list(self._active_infos.values()))
+        """Cancel all jobs, also those that Snakemake is checking or submitting. Its argument does not contain these."""
+        self._job_submission_executor.shutdown(wait=True, cancel_futures=True)
+        try:
+            super().cancel_jobs(list(self._active_infos.values()))
+        finally:
+            with suppress(OSError, subprocess.TimeoutExpired):  # also jobs whose sbatch was interrupted
+                subprocess.run(["scancel", "--name", self.run_uuid], capture_output=True, check=False, timeout=60)
 
     @override
     def report_job_success(self, job_info: SubmittedJobInfo) -> None:

@@ -63,12 +63,13 @@ def test_error_before_submission_ends_job(monkeypatch: pytest.MonkeyPatch) -> No
     assert reports == ["fedpipe: the job was not submitted (TypeError(\"'NoneType' object is not iterable\"))."]
 
 
-def test_interrupt_during_query_cancels_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Snakemake has no list of the jobs that it queries. Here the query ends 30 seconds later."""
+@pytest.mark.parametrize("event", ["query", "submission"])
+def test_interrupt_cancels_all_jobs(event: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Snakemake has no list of the jobs that it queries or submits. A query takes 30 seconds, a submission one."""
     commands = {
-        "sbatch": "echo 1",
+        "sbatch": "touch submission; echo $$ >> submitted; sleep 1; echo $$",
         "squeue": "touch query; for n in $(seq 300); do [ -e cancelled ] || sleep 0.1; done; echo '1|RUNNING None'",
-        "scancel": 'echo "$@" > cancelled',
+        "scancel": 'echo "$@" >> cancelled',
         "scontrol": '[ "$2" = config ] && echo "MinJobAge = 300 sec"',
         "sinfo": "exit 0",
         "sacct": "exit 1",
@@ -77,21 +78,31 @@ def test_interrupt_during_query_cancels_jobs(tmp_path: Path, monkeypatch: pytest
     for name, script in commands.items():
         (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / "bin" / name).chmod(0o755)
-    (tmp_path / "Snakefile").write_text("rule one:\n    output: 'one'\n    shell: 'touch one'\n")
+    (tmp_path / "Snakefile").write_text(
+        "rule all:\n    input: expand('job{n}', n=range(9))\n"
+        "rule one:\n    output: 'job{n}'\n    shell: 'touch {output}'\n"
+    )
     monkeypatch.setenv("PATH", f"{tmp_path}/bin", prepend=os.pathsep)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    options = "--executor fedpipe-slurm --jobs 1 --fedpipe-slurm-status-command squeue"
+    options = "all --executor fedpipe-slurm --jobs 9 --fedpipe-slurm-status-command squeue"
     options += " --fedpipe-slurm-init-seconds-before-status-checks 1"
     command = [sys.executable, "-m", "snakemake", *options.split()]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
         try:
-            wait_until((tmp_path / "query").exists, running, "the query")
+            wait_until((tmp_path / event).exists, running, event)
             running.send_signal(signal.SIGINT)
             wait_until((tmp_path / "cancelled").exists, running, "the cancellation")
         finally:
             (tmp_path / "cancelled").touch()  # ends the query
     assert running.returncode
-    assert (tmp_path / "cancelled").read_text() == "1\n"
+    *ids, name = (tmp_path / "cancelled").read_text().splitlines()
+    submitted_ids = (tmp_path / "submitted").read_text().split()
+    assert name.startswith("--name ")
+    if event == "query":
+        assert ids
+        assert {*" ".join(ids).split()} <= {*submitted_ids}
+    else:
+        assert len(submitted_ids) <= 4, "jobs were submitted after the interrupt"
 
 
 def test_plugins_do_not_import_fedpipe() -> None:
