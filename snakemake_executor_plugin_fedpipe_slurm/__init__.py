@@ -15,10 +15,12 @@ would get that fedpipe, and not the one of its own folder.
 
 from __future__ import annotations
 
+import asyncio
 import io
 import re
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import redirect_stderr, suppress
 from dataclasses import fields
@@ -138,8 +140,7 @@ class Executor(plugin.Executor):  # type: ignore[misc]
         for info in remaining_jobs:
             if info.external_jobid in unknown_ids & previously_unknown_ids:
                 self._report_purged_job(info)
-            elif job_states.get(info.external_jobid) == "PENDING PartitionTimeLimit":
-                cancel_slurm_jobs([info], self._submitted_job_clusters, self.logger)
+            elif job_states.get(info.external_jobid) == "PENDING PartitionTimeLimit" and self._cancel([info]):
                 self._rejected_runtimes[info.job] = info.job.resources.get("runtime")
                 self.report_job_error(info, msg=TIME_LIMIT_MESSAGE + TIME_ADVICE)
             else:
@@ -160,11 +161,25 @@ class Executor(plugin.Executor):  # type: ignore[misc]
     def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:
         """Cancel all jobs, also those that Snakemake is checking or submitting. Its argument does not contain these."""
         self._job_submission_executor.shutdown(wait=True, cancel_futures=True)
+        self._cancel(list(self._active_infos.values()))
+        with suppress(OSError, subprocess.TimeoutExpired):  # also jobs whose sbatch was interrupted
+            subprocess.run(["scancel", "--name", self.run_uuid], capture_output=True, check=False, timeout=60)
+
+    @override
+    async def sleep(self) -> None:
+        """Wait until the next query, or until Snakemake ends. The plugin would let it wait for up to three minutes."""
+        end = time.monotonic() + self.next_seconds_between_status_checks
+        while self.wait and time.monotonic() < end:
+            await asyncio.sleep(min(1, self.next_seconds_between_status_checks))
+
+    def _cancel(self, infos: list[SubmittedJobInfo]) -> bool:
+        """Cancel jobs. False if Slurm does not answer, or has no record of one of them."""
         try:
-            super().cancel_jobs(list(self._active_infos.values()))
-        finally:
-            with suppress(OSError, subprocess.TimeoutExpired):  # also jobs whose sbatch was interrupted
-                subprocess.run(["scancel", "--name", self.run_uuid], capture_output=True, check=False, timeout=60)
+            cancel_slurm_jobs(infos, self._submitted_job_clusters, self.logger)
+        except WorkflowError as error:
+            self.logger.warning(str(error))
+            return False
+        return True
 
     @override
     def report_job_success(self, job_info: SubmittedJobInfo) -> None:

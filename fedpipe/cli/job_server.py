@@ -59,7 +59,7 @@ def delegate_command_to_server(snakemake_pid: int) -> None:
         server = _connect_or_start_server(snakemake_pid)
         socket.send_fds(server, [request], [0, 1, 2])
         _, jobs, _, _ = socket.recv_fds(server, 1, 1)
-        if not jobs:  # the server can't import, so this process shows why
+        if not jobs:  # the server can't import or fork, so this process runs the command
             return
         _forward_signals(jobs[0])
     except OSError:
@@ -194,7 +194,9 @@ def _serve_commands(snakemake_pidfd: int, listener: socket.socket) -> None:
             request, streams, _, _ = socket.recv_fds(connection, MAX_MESSAGE_BYTES, 3)
             if b"\0\0figure\0" in request:
                 _import_figure_modules()
-            process = os.fork() if len(streams) == 3 else -1  # without streams, the command has ended already
+            process = -1  # without streams, the command has ended already
+            with suppress(OSError):  # too many processes: the command runs without a fork
+                process = os.fork() if len(streams) == 3 else -1
             if process == 0:
                 for server_socket in (listener, connection, *(other for _, other in jobs.values())):
                     server_socket.close()
@@ -206,6 +208,8 @@ def _serve_commands(snakemake_pidfd: int, listener: socket.socket) -> None:
                 jobs[job] = (process, connection)
                 with suppress(OSError):
                     socket.send_fds(connection, [b"\0"], [job])
+            else:
+                connection.close()
 
 
 def _run_request(request: bytes, streams: list[int]) -> NoReturn:

@@ -182,10 +182,14 @@ class Checkpoint:
         last_complete = -1
         while last_complete < stop and self._is_round_complete(last_complete + 1):
             last_complete += 1
+        newest = last_complete
         while last_complete > -1 and not self._has_usable_states(
             last_complete, last_complete == stop and not is_state_retained(last_complete, keep_models)
         ):
             last_complete -= 1
+        if last_complete < newest < stop and self._is_round_complete(newest + 1):
+            # Another job has completed rounds meanwhile, and deleted states that they do not need.
+            return self.find_last_complete_round(stop, keep_models)
         return last_complete
 
     def _is_round_complete(self, round_number: int) -> bool:

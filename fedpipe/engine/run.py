@@ -21,15 +21,16 @@ class Run(Rounds):
         """Run the incomplete rounds up to ``stop``. Yield the number of complete rounds, then each new round."""
         packing.delete_temporary_files(self.files.path)
         pruner = StatePruner(self.files)
+        # A later marker than these is of another job, which runs at the same time.
+        marked_rounds = self.files.list_complete_rounds()
         last_complete = self.checkpoint.find_last_complete_round(stop, self._keep_models)
         if last_complete < 0:
             self.write_initial_round()
             last_complete = 0
         self._require_same_data(last_complete)
         yield last_complete
-        numbers = range(last_complete + 1, stop + 1)
-        damaged_rounds = [number for number in numbers if is_stored(self.files.get_round_files(number).marker)]
-        for number in numbers:
+        damaged_rounds = {number for number in marked_rounds if number > last_complete}
+        for number in range(last_complete + 1, stop + 1):
             if number in damaged_rounds or not is_stored(self.files.get_round_files(number).marker):
                 self.run_round(number)  # unless another study has completed it
             pruner.prune(number, self._keep_models)

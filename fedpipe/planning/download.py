@@ -317,7 +317,9 @@ def _check_samples(
     lengths = {len(array) for array in (samples.x, samples.y, samples.test)}
     lengths |= {len(column.codes) for column in samples.columns.values()}
     is_consistent = (
-        len(lengths) == 1 and samples.x.shape[1:] == measured_facts.shape and samples.y.max() < measured_facts.classes
+        len(lengths) == 1
+        and samples.x.shape[1:] == measured_facts.shape
+        and 0 <= samples.y.min() <= samples.y.max() < measured_facts.classes
     )
     if declared_facts not in (None, measured_facts) or not is_consistent:
         expected_facts = declared_facts or measured_facts

@@ -392,9 +392,9 @@ class Plan:
                 cell = Cell(algorithm=run.algorithm, seed=seed, key=run.key, rounds=rounds, grid=grid, own=values)
                 yield cell, run
 
-    def write(self) -> None:
-        """Write ``plan.json``."""
-        write_json(self.study_files.plan, self.to_dict())
+    def write(self) -> str:
+        """Write ``plan.json``. Return its SHA-256."""
+        return write_json(self.study_files.plan, self.to_dict())
 
     @classmethod
     def read(cls, path: Path) -> Plan:

@@ -84,6 +84,7 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
     """
     sys.path.insert(0, str(Path.cwd()))  # for custom algorithms next to params.yaml
     download_command = format_download_command(path)
+    source_hashes = _hash_sources(path)  # before the files are read, so that an edit meanwhile makes the plan stale
     study_settings = loader.read_params(path) if settings is None else settings
     raw, preset_changes = parser.apply_preset(study_settings, preset, download_command)
     # `fedpipe download` can't write a SHA-256 into a preset.
@@ -111,8 +112,8 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
             for new in result.new_draws:
                 plan_draw(new.draw, new.values)  # extends the dicts that the plan shares with the draft
     if rungs:  # the models of these draws are sources, too
-        plan = dataclasses.replace(plan, source_hashes=plan.source_hashes | _hash_sources(path, draft.components))
-    return plan
+        plan = dataclasses.replace(plan, source_hashes=plan.source_hashes | _list_code_hashes(draft.components))
+    return dataclasses.replace(plan, source_hashes=plan.source_hashes | source_hashes)
 
 
 @dataclass
@@ -307,7 +308,7 @@ class _PlanDraft:
             run_settings=self.run_settings,
             file_texts=self.file_texts,
             sample_counts=self.sample_counts,
-            source_hashes=_hash_sources(path, self.components) | self.fingerprints,
+            source_hashes=_list_code_hashes(self.components) | self.fingerprints,
             unavailable_runs=self.unavailable_runs,
             draw_planners=tuple(self.draw_planners.values()),
         )
@@ -424,15 +425,13 @@ def write_plan(plan: NewPlan) -> None:
     if plan.execution.clients_per_job:  # rules of single rounds need the files that a segment has packed
         for run in plan.add_search_results(has_draws=True).runs:
             packing.unpack_folder(run.files.rounds_folder)
-    plan.write()
+    plan_sha256 = plan.write()
     search.write_winner_settings(plan)
     package = Path(fedpipe.__file__).resolve().parent
     has_custom_code = any(
         name.endswith(".py") and package not in Path(name).resolve().parents for name in plan.source_hashes
     )
-    marks = {str(plan.study_files.plan): compute_file_sha256(plan.study_files.plan)} | (
-        {CUSTOM_MODULES_MARK: ""} if has_custom_code else {}
-    )
+    marks = {str(plan.study_files.plan): plan_sha256} | ({CUSTOM_MODULES_MARK: ""} if has_custom_code else {})
     write_json(sources, plan.source_hashes | marks)
     write_json(plan.study_files.unavailable_runs, plan.unavailable_runs)
 
@@ -456,14 +455,18 @@ def _describe_missing_data(params: Params) -> str:
     return "weights not here" if params.model.has_missing_weights else ""
 
 
-def _hash_sources(path: Path, components: list[Component]) -> dict[str, str]:
-    """Hash the source files of the plan. The Snakefile plans again if one has changed."""
+def _hash_sources(path: Path) -> dict[str, str]:
+    """Hash the study's file and fedpipe's own files. The Snakefile plans again if one has changed."""
     files = {*([path] if path.is_file() else []), *Path(fedpipe.__file__).parent.rglob("*.py")}
-    files |= {file for component in components for file in compute_code_digest(*component.list_hashed_code()).files}
-    cwd = Path.cwd().resolve()
+    return {_get_relative_path(file): compute_file_sha256(file) for file in sorted(files)}
 
-    def to_relative_path(file: Path) -> str:
-        absolute_file = file.resolve()
-        return str(absolute_file.relative_to(cwd) if absolute_file.is_relative_to(cwd) else absolute_file)
 
-    return {to_relative_path(file): compute_file_sha256(file) for file in sorted(files)}
+def _list_code_hashes(components: list[Component]) -> dict[str, str]:
+    """List the SHA-256 of the components' files at the time when their code was read."""
+    digests = (compute_code_digest(*component.list_hashed_code()) for component in components)
+    return {_get_relative_path(file): sha256 for digest in digests for file, sha256 in digest.files.items()}
+
+
+def _get_relative_path(file: Path) -> str:
+    cwd, absolute_file = Path.cwd().resolve(), file.resolve()
+    return str(absolute_file.relative_to(cwd) if absolute_file.is_relative_to(cwd) else absolute_file)

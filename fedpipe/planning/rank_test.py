@@ -10,6 +10,7 @@ from fedpipe.planning.plan import Plan
 from fedpipe.settings.report import SIGNIFICANCE_LEVEL, RankTest
 
 MIN_METHODS, MIN_COLUMNS = 3, 2  #: numbers from which Friedman's test is defined
+NEMENYI_COLUMNS = 3  #: with two, the critical difference is larger than any difference of mean ranks
 
 
 def check_rank_test(plan: Plan) -> None:
@@ -42,4 +43,6 @@ def count_columns_for_significance(rank_test: RankTest, methods: int) -> int:
     if rank_test == "holm":  # the smallest p-value of a signed-rank test of N columns is 2 / 2^N
         return math.floor(math.log2(2 * math.comb(methods, 2) / SIGNIFICANCE_LEVEL)) + 1
     df = methods - 1  # Friedman's statistic is at most N (k - 1)
-    return next(columns for columns in itertools.count(MIN_COLUMNS) if chdtrc(df, columns * df) < SIGNIFICANCE_LEVEL)
+    return next(
+        columns for columns in itertools.count(NEMENYI_COLUMNS) if chdtrc(df, columns * df) < SIGNIFICANCE_LEVEL
+    )

@@ -179,6 +179,32 @@ def test_server_job_equals_separate_process(snakemake: Snakemake) -> None:
     assert min(threads_of) == 1, "a lock of another thread would stay locked in the fork"
 
 
+def test_command_runs_in_its_own_process_if_server_cannot_fork(snakemake: Snakemake, tmp_path: Path) -> None:
+    """A limit of processes must not end the server and its other jobs."""
+    path = prepare_run(1, own=True)
+    for like in Path().glob("like-*.json"):
+        like.unlink()
+    (tmp_path / "limit").mkdir()
+    (tmp_path / "limit/sitecustomize.py").write_text(
+        "import os\nfrom pathlib import Path\nfork = os.fork\n"
+        "def fork_once():\n    if Path('limited').exists():\n        Path('limited').unlink()\n"
+        "        raise BlockingIOError(11, 'Resource temporarily unavailable')\n    return fork()\n"
+        "os.fork = fork_once\n"
+    )
+    parents = []
+    for is_limited in (True, False):
+        if is_limited:
+            Path("limited").touch()
+        python_path = f"{tmp_path / 'limit'}:{studies.ROOT}"
+        assert snakemake.run("segment", path, "--stop", "1", PYTHONPATH=python_path)[::2] == (0, "")
+        (like,) = Path().glob("like-*.json")
+        parents.append(job_server.SERVER_CODE in json.loads(like.read_text())["parent"])
+        like.unlink()
+        assert not Path("limited").exists()
+    assert parents == [False, True]
+    assert len(snakemake.list_processes()) == 1, "the server continues"
+
+
 @pytest.mark.slow
 def test_server_job_uses_fedpipe_variables_of_its_command(snakemake: Snakemake) -> None:
     """One server starts jobs with different execution settings."""

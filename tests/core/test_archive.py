@@ -41,6 +41,18 @@ def list_small_files(run: RunFiles) -> list[Path]:
     ]
 
 
+def test_pack_that_grows_while_it_is_opened_is_intact(run: RunFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another node may replace the pack, while this one still has the old size in its cache (NFS)."""
+    pack_path = archive.get_pack_path(run.rounds_folder)
+    storage_files.write_bytes(pack_path, archive.build_pack({"0000/round.json": b"{}"}))
+    old_stat = pack_path.stat()
+    storage_files.write_bytes(
+        pack_path, archive.build_pack({"0000/round.json": b"{}", "0001/metrics.parquet": bytes(9999)})
+    )
+    monkeypatch.setattr(Path, "stat", lambda path: old_stat)
+    assert archive.list_pack_members(pack_path) == ["0000/round.json", "0001/metrics.parquet"]
+
+
 def test_packed_files_are_read_by_original_paths(run: RunFiles) -> None:
     hashes = {path: storage_files.compute_file_sha256(path) for path in list_small_files(run)}
     packing.pack_folder(run.rounds_folder)

@@ -1,11 +1,12 @@
 """Files from mirrors, the cache, and HTTP servers with and without faults."""
 
+import functools
 import hashlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,19 @@ def test_fetcher_rejects_and_deletes_file_with_wrong_checksum(
     with rejects(f"{server.address}/upstream/file.gz: ... md5 is not {MD5}", ArtifactError):
         make_fetcher().fetch([server.file])
     assert list_cached_files(tmp_path) == []
+
+
+def test_fetcher_tries_next_server_after_wrong_file(server: Server, make_fetcher: MakeFetcher, tmp_path: Path) -> None:
+    """The first server answers each request with its login page."""
+    (tmp_path / "page").mkdir()
+    (tmp_path / "page/file.gz").write_bytes(b"<html>sign in</html>")
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=tmp_path / "page")
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as other:
+        threading.Thread(target=other.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        first = f"http://127.0.0.1:{other.server_port}/file.gz"
+        (path,) = make_fetcher().fetch([server.file._replace(urls=(first, *server.file.urls))])
+        other.shutdown()
+    assert path.read_bytes() == WHOLE
 
 
 def test_fetcher_retries_after_server_error(server: Server, make_fetcher: MakeFetcher) -> None:

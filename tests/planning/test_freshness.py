@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -49,6 +50,37 @@ def test_plan_is_fresh_until_source_changes() -> None:
     assert freshness.needs_planning(PARAMS, FULL_PRESET)
     edit_params("learning_rate: 0.1", "learning_rate: 0.2")
     assert freshness.compare_plan_with_files(plan) == Freshness("stale", ("params.yaml",))
+
+
+def test_plan_is_stale_if_source_was_edited_while_it_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan has the settings and the code that it has read, so their hashes must be recorded, too."""
+    Path("own.py").write_text(CUSTOM_ALGORITHM)
+    monkeypatch.syspath_prepend(Path.cwd())
+    studies.write(studies.settings(("own",), algorithms={"own": {"algorithm": "own.Own"}}), Path())
+    build_plan, edits = planner._PlanDraft.build_plan, list[tuple[str, str, str]]()
+
+    def edit_and_build(*arguments: Any) -> Any:
+        for name, old, new in edits:
+            Path(name).write_text(Path(name).read_text().replace(old, new))
+        return build_plan(*arguments)
+
+    monkeypatch.setattr(planner._PlanDraft, "build_plan", edit_and_build)
+    for edit in (("params.yaml", "learning_rate: 0.1", "learning_rate: 0.2"), ("own.py", "FedAvg by", "fedavg by")):
+        edits[:] = [edit]
+        planner.write_plan(planner.make_plan())
+        plan = Plan.read(Path("results/plan.json"))
+        assert freshness.compare_source_hashes(plan) == Freshness("stale", (edit[0],))
+        assert freshness.needs_planning(PARAMS, FULL_PRESET)
+
+
+def test_plan_is_stale_if_other_process_replaces_it_while_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    old_plan = write_plan()
+    edit_params("learning_rate: 0.1", "learning_rate: 0.2")
+    new_plan = planner.make_plan()
+    monkeypatch.setattr(planner.search, "write_winner_settings", lambda _: old_plan.write())
+    planner.write_plan(new_plan)
+    assert Plan.read(Path("results/plan.json")).runs == old_plan.runs
+    assert freshness.needs_planning(PARAMS, FULL_PRESET)
 
 
 def test_freshness_compares_only_selected_plan_fields() -> None:

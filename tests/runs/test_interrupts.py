@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -101,3 +102,28 @@ def test_round_progress_shows_bar_in_terminal(capsys: pytest.CaptureFixture[str]
     assert "4/4" in screen.getvalue()
     assert "\x1b[" in screen.getvalue()
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("keep_models", ["last", "all"])
+def test_job_continues_after_rounds_that_other_job_completes_meanwhile(
+    keep_models: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An old copy of a job may still run. It completes two rounds while the new one checks the states of its start."""
+    plan = studies.prepare(studies.settings(rounds=6) | {"artifacts": {"keep_models": keep_models}})
+    old, new = (studies.open_runs(plan)[0] for _ in range(2))
+    old_rounds = old.run_segment(6)
+    assert [next(old_rounds) for _ in range(3)] == [0, 1, 2]
+    has_usable_states = new.checkpoint._has_usable_states
+
+    def complete_two_rounds(*arguments: Any) -> bool:
+        if new.files.list_complete_rounds() == [0, 1, 2]:
+            assert [next(old_rounds) for _ in range(2)] == [3, 4]
+        return has_usable_states(*arguments)
+
+    monkeypatch.setattr(new.checkpoint, "_has_usable_states", complete_two_rounds)
+    new_rounds = new.run_segment(6)
+    next(new_rounds)
+    times = studies.read_round_times(new.files.path)
+    assert list(times) == [1, 2, 3, 4]
+    list(new_rounds)
+    assert times.items() <= studies.read_round_times(new.files.path).items()

@@ -1,15 +1,20 @@
 """Snakemake finds the executor and the logger by their names. tests/cluster runs the executor."""
 
+import asyncio
+import logging
 import os
 import signal
 import site
 import subprocess
 import sys
 import venv
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from snakemake_interface_common.exceptions import WorkflowError
+from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 
 import snakemake_executor_plugin_fedpipe_slurm as plugin
 from tests import small_studies as studies
@@ -103,6 +108,38 @@ def test_interrupt_cancels_all_jobs(event: str, tmp_path: Path, monkeypatch: pyt
         assert {*" ".join(ids).split()} <= {*submitted_ids}
     else:
         assert len(submitted_ids) <= 4, "jobs were submitted after the interrupt"
+
+
+def test_unanswered_scancel_keeps_all_jobs(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """An error in the thread that polls would end Snakemake without its jobs. The next poll cancels the job."""
+    executor = plugin.Executor.__new__(plugin.Executor)
+    executor._unknown_job_ids, executor._rejected_runtimes = set(), {}
+    executor.run_uuid, executor.logger, executor._submitted_job_clusters = "name", logging.getLogger(), set()
+    infos = [SubmittedJobInfo(type("Job", (), {"resources": {}})(), external_jobid=number) for number in ("1", "2")]
+    executor._active_infos = {info.external_jobid: info for info in infos}
+
+    async def query(*arguments: object) -> tuple[dict[str, str], float]:
+        return {"1": "PENDING PartitionTimeLimit", "2": "RUNNING None"}, 0.0
+
+    async def yield_all(executor: object, active_jobs: list[SubmittedJobInfo]) -> AsyncIterator[SubmittedJobInfo]:
+        for info in active_jobs:
+            yield info
+
+    def raise_error(*arguments: object) -> None:
+        raise WorkflowError("Unable to contact slurm controller")
+
+    async def poll() -> list[str]:
+        return [info.external_jobid async for info in executor.check_active_jobs(infos)]
+
+    monkeypatch.setattr(plugin, "query_job_status", query)
+    monkeypatch.setattr(plugin.plugin.Executor, "check_active_jobs", yield_all)
+    monkeypatch.setattr(plugin, "cancel_slurm_jobs", raise_error)
+    assert asyncio.run(poll()) == ["1", "2"]
+    assert "Unable to contact slurm controller" in caplog.text
+    ended: list[str] = []
+    monkeypatch.setattr(plugin, "cancel_slurm_jobs", lambda *arguments: None)
+    monkeypatch.setattr(executor, "report_job_error", lambda info, msg: ended.append(info.external_jobid))
+    assert (asyncio.run(poll()), ended) == (["2"], ["1"])
 
 
 def test_plugins_do_not_import_fedpipe() -> None:

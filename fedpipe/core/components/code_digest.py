@@ -12,7 +12,7 @@ import ast
 import functools
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,11 +64,11 @@ class Digest:
     text
         Twelve hexadecimal digits.
     files
-        Source files and declared data files.
+        SHA-256 of each source file and declared data file.
     """
 
     text: str
-    files: frozenset[Path]
+    files: Mapping[Path, str]
 
 
 @functools.cache
@@ -154,9 +154,7 @@ def _digest_code_of_names(
         walk.visit_name_if_followed(module, name)
     walk.add_statement_order()
     text = "\n".join(f"{location}: {code}" for location, code in sorted(walk.texts.items()))
-    return Digest(
-        hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:DIGEST_DIGITS], frozenset(walk.files)
-    )
+    return Digest(hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:DIGEST_DIGITS], walk.files)
 
 
 class _DependencyWalk:
@@ -166,7 +164,7 @@ class _DependencyWalk:
         self._is_followed, self._visited_names = functools.cache(is_followed), set[tuple[str, str]]()
         self._visited_targets = set[tuple[str, ...]]()
         self.texts: dict[str, str] = {}
-        self.files: set[Path] = set()
+        self.files: dict[Path, str] = {}
 
     def visit_entry_point(self, module: str, name: str) -> None:
         """Visit an entry point, or its complete module if the name is not bound there."""
@@ -207,9 +205,9 @@ class _DependencyWalk:
             self._visit_module(parent)
         source = parse_module(module)
         if source.path is not None:
-            self.files.add(source.path)
+            self.files[source.path] = source.sha256
         if source.source:
-            self.texts[module] = hashlib.sha256(source.source).hexdigest()
+            self.texts[module] = source.sha256
         # Keys cover what an import inside a function may execute, shared code only what is executed.
         for target in source.list_imported_names(on_import=is_shared_module(module)) + source.star_imports:
             self._visit_imported_module(target)
@@ -221,8 +219,7 @@ class _DependencyWalk:
                     self._visit_name(module, name)
         if DATA_FILES_VARIABLE in source.bindings and module.partition(".")[0] != PACKAGE:
             for path in dict.fromkeys(_find_declared_data_files(source)):
-                self.files.add(path)
-                self.texts[f"{module}:{path.as_posix()}"] = compute_file_sha256(path)
+                self.texts[f"{module}:{path.as_posix()}"] = self.files[path] = compute_file_sha256(path)
 
     def _visit_imported_module(self, target: str) -> None:
         """Visit the effects of importing a dotted name."""

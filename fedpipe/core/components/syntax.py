@@ -6,6 +6,7 @@ The source is never executed. This module imports only the standard library.
 from __future__ import annotations
 
 import ast
+import hashlib
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -84,6 +85,7 @@ class ParsedModule:
     name: str
     path: Path | None  #: None for a folder without ``__init__.py``
     has_typing_imports: bool = True  #: whether imports in ``if TYPE_CHECKING:``, which never run, are included
+    sha256: str = ""  #: of the file
     source: bytes = b""  #: bytes of a module that is not Python source
     bindings: dict[str, list[ast.stmt]] = field(default_factory=dict)
     imports: dict[str, list[str]] = field(default_factory=dict)  #: by local name, the dotted names that it may refer to
@@ -94,10 +96,12 @@ class ParsedModule:
     def __post_init__(self) -> None:
         if self.path is None:
             return
+        content = self.path.read_bytes()
+        self.sha256 = hashlib.sha256(content).hexdigest()
         if self.path.suffix != ".py":
-            self.source = self.path.read_bytes()
+            self.source = content
             return
-        for statement in ast.parse(self.path.read_bytes(), str(self.path)).body:
+        for statement in ast.parse(content, str(self.path)).body:
             self._index_statement(statement)
 
     def _index_statement(self, statement: ast.stmt) -> None:

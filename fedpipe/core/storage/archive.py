@@ -139,7 +139,8 @@ def _open_pack_cached(archive: Path, stat: tuple[int, ...]) -> zipfile.ZipFile:
         raise
     except DAMAGE_ERRORS as error:
         raise PackError(archive, error) from error
-    members, size = zip_file.infolist(), stat[-1]
+    assert zip_file.fp is not None
+    members, size = zip_file.infolist(), os.fstat(zip_file.fp.fileno()).st_size  # another job may have replaced it
     seen_names: set[str] = set()
     for member in members:
         if not MEMBER_PATTERN.fullmatch(member.orig_filename) or member.orig_filename in seen_names:

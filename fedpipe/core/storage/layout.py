@@ -28,6 +28,7 @@ from fedpipe.core.storage.files import (
 )
 
 PARAMS = Path("params.yaml")  #: the main study
+ROUND_GLOB = "[0-9][0-9][0-9][0-9]"  #: number of a round in names of files
 FULL_PRESET = "full"  #: preset of the unchanged study
 STUDIES = Path("studies")  #: folder of other studies
 PAPERS = STUDIES / "papers"  #: studies of the four papers
@@ -206,9 +207,9 @@ class RunFiles:
 
     def list_complete_rounds(self) -> list[int]:
         """List the complete rounds, ascending, including 0."""
-        markers = [
+        markers = [  # a round moves from the folder into the pack, so that this order finds it
+            *map(str, self.rounds_folder.glob(f"{ROUND_GLOB}/round.json")),
             *archive.list_pack_members(archive.get_pack_path(self.rounds_folder)),
-            *map(str, self.rounds_folder.glob("[0-9][0-9][0-9][0-9]/round.json")),
         ]
         return sorted({int(name.split("/")[-2]) for name in markers if name.endswith("/round.json")})
 
@@ -222,7 +223,7 @@ class RunFiles:
 
     def list_segment_manifests(self) -> list[Path]:
         """List the manifests of all segments, ascending."""
-        return sorted(self.path.glob("segments/*.json"))
+        return sorted(self.path.glob(f"segments/{ROUND_GLOB}.json"))
 
     def get_merged_files(self, rounds: int) -> MergedRoundFiles:
         """The merged files of the rounds 1 to ``rounds``."""
@@ -230,7 +231,7 @@ class RunFiles:
 
     def list_merged_files(self) -> list[MergedRoundFiles]:
         """List the merged files of any number of rounds, ascending."""
-        return [MergedRoundFiles(path.parent) for path in sorted(self.path.glob("joined/[0-9]*/joined.json"))]
+        return [MergedRoundFiles(path.parent) for path in sorted(self.path.glob(f"joined/{ROUND_GLOB}/joined.json"))]
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,7 @@ class Fetcher:
         for url in urls:
             try:
                 return self._download(url, file.checksum, self.cache / file.name)
-            except RequestException:
+            except (RequestException, ArtifactError):  # a server may answer with another page
                 if url == urls[-1]:
                     raise
         raise AssertionError
