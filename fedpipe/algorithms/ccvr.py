@@ -38,8 +38,8 @@ class CCVR(FedAvg):
     and trains the head of the downloaded model on them. FedAvg's rounds continue with the model that is not calibrated.
 
     State: FedAvg's model, the calibrated one, and the last sums of each class at the server. Traffic: the model down.
-    The model, C x d sums, C x d x d products and C counts up. Values used: 2000 (CIFAR-10), 500 (CIFAR-100) features
-    of a class.
+    The model, C x d sums, C x d x d products and C counts up. Values used: 2000 (CIFAR-10), 500 (CIFAR-100) and 200
+    (FL-bench) features of a class.
 
     A client that never participated receives FedAvg's model, which is not calibrated.
 
@@ -57,7 +57,8 @@ class CCVR(FedAvg):
     Transformation of features
         Paper: Tukey's ladder of powers in some experiments. Here: none.
     Optimizer of the calibration
-        Code: SGD with the clients' learning rate and batch size (FL-bench). Here: as the code.
+        Code: SGD with the clients' learning rate and batch size (FL-bench). Here: as the code, with the learning rate
+        of the round. At the end of a cosine schedule the calibration therefore has little effect.
 
     Parameters
     ----------

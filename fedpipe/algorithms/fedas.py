@@ -35,7 +35,7 @@ class FedAS(SharedBody):
 
     State: the body and the head at the client. Traffic: the body down, the body and :math:`T_k` up. There is no global
     model. BatchNorm's running statistics are averaged with ``federation.weighting``.
-    Values used: alignment rate 0.01, for one epoch.
+    Values used: alignment rate 0.01, for one epoch, in batches of 16 (PFLlib).
 
     A client that never participated aligns the downloaded body with the class means of its features by this body, and
     has the initial head.

@@ -36,7 +36,7 @@ class FedLC(FedAvg):
     Classes without samples
         Paper: divides by 0. Code: as if there were 1e-8 samples (FL-bench), so the margin is 100 tau. Here: the same.
     Class counts
-        Code: PFLlib sums those of all participants. Here: the client's, as in the paper and FL-bench.
+        Code: PFLlib sums those of all clients, once before round 1. Here: the client's, as in the paper and FL-bench.
 
     Parameters
     ----------

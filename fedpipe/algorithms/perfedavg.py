@@ -49,8 +49,9 @@ class PerFedAvg(FedAvg):
         To set Adam, momentum or clipping is an error.
     Length of training
         Here: a step draws two or three batches at once, and an empty one is replaced by the first. The number of epochs
-        is multiplied accordingly, so that a client takes about as many steps as in FedAvg, and exactly as many with
-        ``federation.local_steps``.
+        is multiplied accordingly, so that a client with several batches takes about as many steps as in FedAvg. A
+        client with one batch takes two or three times as many, each on a part of its samples. With
+        ``federation.local_steps`` all clients take as many as in FedAvg.
 
     Parameters
     ----------

@@ -163,7 +163,7 @@ def write_paper_pages(
     preset: Annotated[str, typer.Option("--preset", help="Preset: full, reduced or smoke.")] = FULL_PRESET,
     plan_fingerprint: PlanFingerprint = None,
 ) -> None:
-    """Write the pages of the four reproduced papers, with published numbers next to measured ones."""
+    """Write the pages of the four recomputed papers, with published numbers next to measured ones."""
     from fedpipe.papers import make
 
     make.write_paper_pages(preset, plan_fingerprint)
@@ -216,7 +216,10 @@ def show_status(
     preset: Preset = FULL_PRESET,
     overrides: Overrides = None,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Refresh every two seconds until all runs are complete.")
+        bool,
+        typer.Option(
+            "--watch", help="Refresh every two seconds, and the page of --html every ten, until all runs are complete."
+        ),
     ] = False,
     html: Annotated[
         Path | None,

@@ -53,6 +53,29 @@ def reject_passes_of_frozen_body(algorithm: Algorithm, label: str, params: Param
         )
 
 
+def require_learning_rate_of_personal_passes(algorithm: Algorithm, label: str, params: Params) -> None:
+    """Require that the passes which make the personal models train after the last round, too.
+
+    Raises
+    ------
+    SettingsError
+        The next round's learning rate is 0.
+    """
+    federation = params.federation
+    has_personal_protocol = any(protocol.startswith("personal") for protocol in params.evaluation.protocols)
+    next_rate = federation.with_round_learning_rate(federation.rounds + 1).learning_rate
+    if not has_personal_protocol or next_rate or not federation.learning_rate:
+        return
+    if (network := _build_empty_network(algorithm, params)) is None:
+        return
+    passes = algorithm.bind(network, federation).personal_passes()
+    if any(isinstance(one, Train) and one.step is None and one.epochs != 0 for one in passes):
+        raise SettingsError(
+            f"federation.schedule: after round {federation.rounds} the learning rate is 0, so the pass that makes the "
+            f"personal models of {label} would not change them. Use a minimum above 0, or another period."
+        )
+
+
 def has_model(algorithm: Algorithm, params: Params, protocol: str) -> bool:
     """Whether an algorithm has the model of a protocol. True if it can't be computed without values."""
     model = protocol.partition("-on-")[0]

@@ -29,8 +29,10 @@ class Evaluation(Section):
         "first. auc: area under the ROC curve, the mean over classes of one class against the rest. ece: expected "
         "calibration error, with 15 bins. nll: negative log-likelihood, the test loss.",
     )
-    every: int = Field(1, ge=1, description="Evaluate after every k-th round.")
-    finetune_epochs: int = Field(1, ge=1, description="Epochs of the finetuned protocols.")
+    every: int = Field(1, ge=1, description="Evaluate after every k-th round. It divides `federation.rounds`.")
+    finetune_epochs: int = Field(
+        1, ge=1, description="Epochs of the finetuned protocols, with the learning rate of the next round."
+    )
 
     _require_unique_values = field_validator("protocols", "metrics")(require_unique_values)
 

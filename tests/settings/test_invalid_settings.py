@@ -77,6 +77,15 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
             ("dataset.fraction", "test_fraction"),
         )
     ],
+    (
+        {
+            "federation.schedule": {"name": "cosine", "period": 4},
+            "algorithms": {"fedavg": {}, "pfps_lwc": {}},
+            "study.algorithms": ["fedavg", "pfps_lwc"],
+            "evaluation.protocols": ["personal-on-local"],
+        },
+        "federation.schedule: after round 4 the learning rate is 0 ... personal models of pfps_lwc ... a minimum",
+    ),
     ({"rounds": 1}, "rounds: unknown key. Did you mean 'federation.rounds'?"),
     ({"seeds": [0]}, "seeds: unknown key. Did you mean 'study.seeds'?"),
     ({"study.grid": {"lr": [0.1]}}, "study.grid: 'lr' ... 'federation.learning_rate'"),

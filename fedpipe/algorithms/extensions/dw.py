@@ -47,8 +47,9 @@ class WithDW(Algorithm):
 
     X's head has no bias, as in FedDW, so compare with X on a model whose head has no bias either. The regularizer has
     no effect in passes that do not train the head: DW on FedBABU is FedBABU, and on FedRep it acts in the head's epochs
-    only. Fine-tuning is that of X. FedDW already has the regularizer and FedNH does not train such a layer, so for both
-    the key is an error. Traffic: C x C more down, C x C and C counts more up.
+    only. It is also in what FedAS and FedDUAL (with ``vector: gradient``) measure in a pass: the traces and the
+    gradients. Fine-tuning is that of X. FedDW already has the regularizer and FedNH does not train such a layer, so for
+    both the key is an error. Traffic: C x C more down, C x C and C counts more up.
 
     Parameters
     ----------

@@ -33,10 +33,9 @@ class File(Scheme):
     set, from 0, so you can't use ``dataset.subset``) and ``client`` (0 to N-1). The table may omit samples.
 
     With a column ``split`` ("train", "validation" or "test") the table also assigns each sample to a split, like the
-    ``assignment.parquet`` of any partition. Then ``dataset.split``, its fractions and all seeds have no effect, all
-    seeds have the same partition, and the data set needs no official test set. A sample may have several clients, all
-    in the same split. A test sample of client -1 is only in the global
-    test set.
+    ``assignment.parquet`` of any partition. Then ``dataset.split``, its fractions and ``seed`` have no effect, all
+    seeds of the study have this partition, and the data set needs no official test set. A sample may have several
+    clients, all in the same split. A test sample of client -1 is only in the global test set.
 
     Without that column the table partitions the training samples if ``dataset.split`` is official, and all samples
     if it is pooled. If it is official, a sample may have several clients.
