@@ -76,8 +76,8 @@ class Data(Section):
     feature_noise: float = make_field_omitted_at_default(
         0.0,
         ge=0,
-        description="Variance sigma of Gaussian noise in the inputs of the last client, also of its test samples. "
-        "Client i of N has variance sigma * i / N (NIID-Bench). The global test set has no noise.",
+        description="Variance of the Gaussian noise in the inputs of client N, also of its test samples. "
+        "Client i of N has i / N of this variance (NIID-Bench). The global test set has no noise.",
     )
     label_noise: Rate | tuple[Rate, ...] = make_field_omitted_at_default(
         0.0,

@@ -57,8 +57,8 @@ class Schedule(Choice):
 
     name: Literal["constant", "step", "exponential", "cosine"] = Field(
         "constant",
-        description="step: StepLR. exponential: ExponentialLR. cosine: CosineAnnealingLR, which rises again after its "
-        "period. constant: no schedule.",
+        description="step: StepLR. exponential: ExponentialLR. cosine: CosineAnnealingLR. The rate rises again after "
+        "`period`. constant: no schedule.",
     )
     step_size: int | None = Field(None, ge=1, strict=True, description="Rounds between two decays (step).")
     gamma: float | None = Field(

@@ -15,10 +15,11 @@ class Npz(UserDataset):
     """Your arrays in an .npz file: x_train, y_train, x_test and y_test, or x and y.
 
     Without x_test and y_test there is no test set. Next to x and y, a Boolean array `test` can mark the test samples.
-    Inputs of dtype uint8 are images, with channels first, last or absent. Floats can have any shape. Other integers
-    are token ids of texts: words have ids from 1, and 0 is padding at the end of a text. Labels are integers from 0, or
-    values that can be sorted. Each other array with one value per sample is a column for partition schemes, such as
-    writer (or writer_train and writer_test).
+    Inputs of dtype uint8 are images, with channels first, last or absent. Floats can have any shape. With four axes, of
+    which the last one has length 1 or 3, they are images with channels last. Other integers are token ids of texts:
+    words have ids from 1, and 0 is padding at the end of a text. Labels are integers from 0, or values that can be
+    sorted. Each other array with one value per sample is a column for partition schemes, such as writer (or
+    writer_train and writer_test).
 
     Parameters
     ----------
