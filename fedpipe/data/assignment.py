@@ -140,13 +140,10 @@ def assign_samples(
         if validation_fraction:
             _require_disjoint_clients(sample, f"dataset.validation_fraction: {validation_fraction}", "validates", "0")
         (train,) = (sample_split == "train").nonzero()
-        sample_split[
-            train[
-                _draw_held_out_samples(
-                    client[train], groups[train], num_clients, validation_fraction, seed, "validation"
-                )
-            ]
-        ] = "validation"
+        is_validation = _draw_held_out_samples(
+            client[train], groups[train], num_clients, validation_fraction, seed, "validation"
+        )
+        sample_split[train[is_validation]] = "validation"
         sample, client = np.concatenate([sample, test_indices]), np.concatenate([client, test_client])
         sample_split = np.concatenate([sample_split, np.full(len(test_indices), "test")])
     order = np.lexsort((client, sample))

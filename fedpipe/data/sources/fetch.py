@@ -69,7 +69,7 @@ class Fetcher:
             try:
                 paths.append(self._fetch_file(file))
             except OSError as error:  # includes errors of requests
-                missing_files = [file for file in files[len(paths) :] if not self.has_file(file.name)]
+                missing_files = [other for other in files[len(paths) :] if not self.has_file(other.name)]
                 raise ArtifactError(self._format_download_error(missing_files, file, error)) from error
         return paths
 

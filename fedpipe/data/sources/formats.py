@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -179,12 +180,8 @@ def convert_table_to_samples(
     cells = [cell.get("bytes") if isinstance(cell, dict) else cell for cell in cells]
     if not all(isinstance(cell, bytes) for cell in cells):
         raise _make_input_error(table, source, input_names[0])
-
-    def make_image_opener(cell: bytes) -> Callable[[], IO[bytes]]:
-        return lambda: BytesIO(cell)
-
     images = read_images(
-        [(f"{source}, row {row}", make_image_opener(cell)) for row, cell in enumerate(cells)], image_size
+        [(f"{source}, row {row}", partial(BytesIO, cell)) for row, cell in enumerate(cells)], image_size
     )
     return TableSamples(None, images, labels, class_names, test, *other_columns)
 
