@@ -199,6 +199,10 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"study.algorithms": ["fedavgg"]}, "study.algorithms: unknown algorithm 'fedavgg' ... 'fedavg'"),
     ({"algorithms": {"fedavg": {}, "fedproxx": {}}}, "algorithms.fedproxx: unknown algorithm 'fedproxx' ... 'fedprox'"),
+    (
+        {"algorithms": {"fedavg": {}, "prox": {"mu": 0.1}}},
+        "algorithms.prox: unknown algorithm 'prox'. Did you mean 'fedprox'? Or add its algorithm, such as `algorithm:",
+    ),
     ({"algorithms": {"fedavg": {}, "base": {}}}, f"algorithms.base: unknown algorithm 'base' ... {ALGORITHMS}"),
     (
         {"algorithms": {"fedavg": {"algorithm": "no.such.Thing"}}},

@@ -140,9 +140,10 @@ def render_settings_page() -> str:
         section, kind = _resolve_schema_reference(entry, schema), kinds.get(name)
         paragraphs += [f"## {name}", convert_inline_markup_to_markdown(section.get("description", ""))]
         if kind:
-            subject = "Each entry" if kind is ALGORITHM else f"`{kind.selector}`"
+            subject = f"`{kind.selector}`" + (" in an entry" if kind is ALGORITHM else "")
             page = f"{kind.plural}.md"
             default_note = f", by default [{kind.default}]({page}#{kind.default})" if kind.default else ""
+            default_note = ", by default the one with the entry's name" if kind is ALGORITHM else default_note
             paragraphs.append(f"{subject} names one of [these]({page}){default_note}. Write its parameters next to it.")
         common = _get_common_keys(section)
         if kind:

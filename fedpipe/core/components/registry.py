@@ -177,7 +177,12 @@ def parse_component(kind: ComponentKind, settings: Any, label: str = "", other_k
     name, selector_key = parameters.pop(kind.selector, label or kind.default), f"{key}.{kind.selector}"
     if not isinstance(name, str):
         raise SettingsError(f"{selector_key}: {name!r} can't be used. Use a name.")
-    find_component(kind, name, key if label else selector_key)
+    try:
+        find_component(kind, name, key if label else selector_key)
+    except SettingsError as error:
+        if kind.selector in settings or not label:
+            raise
+        raise SettingsError(f"{error} Or add its {kind.name}, such as `{kind.selector}: own.MyClass`.") from None
     return build_component(kind, name, parameters, key, other_keys)
 
 
