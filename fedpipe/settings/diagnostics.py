@@ -122,6 +122,7 @@ DiagnosticSections = Annotated[
     BeforeValidator(_check_diagnostic_kinds),
     Field(
         default_factory=dict,
-        description="Analyses of stored states, by names that you choose. Each entry has the key `kind`, one of the names below.",
+        description="Analyses of stored states, by names that you choose. Each entry has the key `kind`, one of the "
+        "names below.",
     ),
 ]
