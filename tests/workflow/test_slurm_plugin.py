@@ -70,9 +70,9 @@ def test_error_before_submission_ends_job(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("event", ["query", "submission"])
 def test_interrupt_cancels_all_jobs(event: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Snakemake has no list of the jobs that it queries or submits. A query takes 30 seconds, a submission one."""
+    """Snakemake has no list of the jobs that it queries or submits. Here a query or a submission outlasts Ctrl-C."""
     commands = {
-        "sbatch": "touch submission; echo $$ >> submitted; sleep 1; echo $$",
+        "sbatch": "touch submission; echo $$ >> submitted; while [ ! -e ended ]; do sleep 0.1; done; echo $$",
         "squeue": "touch query; for n in $(seq 300); do [ -e cancelled ] || sleep 0.1; done; echo '1|RUNNING None'",
         "scancel": 'echo "$@" >> cancelled',
         "scontrol": '[ "$2" = config ] && echo "MinJobAge = 300 sec"',
@@ -92,12 +92,21 @@ def test_interrupt_cancels_all_jobs(event: str, tmp_path: Path, monkeypatch: pyt
     options = "all --executor fedpipe-slurm --jobs 9 --fedpipe-slurm-status-command squeue"
     options += " --fedpipe-slurm-init-seconds-before-status-checks 1"
     command = [sys.executable, "-m", "snakemake", *options.split()]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+    if event == "query":
+        (tmp_path / "ended").touch()
+    log = tmp_path / "log"
+    with (
+        log.open("wb") as stream,
+        subprocess.Popen(command, cwd=tmp_path, stdout=stream, stderr=subprocess.STDOUT) as running,
+    ):
         try:
             wait_until((tmp_path / event).exists, running, event)
             running.send_signal(signal.SIGINT)
+            wait_until(lambda: "Terminating processes" in log.read_text(), running, "the interrupt")
+            (tmp_path / "ended").touch()  # ends the submissions
             wait_until((tmp_path / "cancelled").exists, running, "the cancellation")
         finally:
+            (tmp_path / "ended").touch()
             (tmp_path / "cancelled").touch()  # ends the query
     assert running.returncode
     *ids, name = (tmp_path / "cancelled").read_text().splitlines()
