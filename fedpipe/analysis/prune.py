@@ -7,13 +7,11 @@ gc` cleans the cache itself.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import glob
 import hashlib
 import re
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,8 +28,6 @@ from fedpipe.planning.combined import read_plans
 from fedpipe.planning.keys import KEY_PATTERN
 from fedpipe.planning.run_settings import RunSettings
 from fedpipe.settings import loader, parser
-
-SNAKEMAKE_RECORDS = RESULTS / ".provenance"
 
 
 @dataclass(frozen=True)
@@ -117,7 +113,7 @@ def is_recorded_by_dvc(path: Path) -> bool:
 
 
 def remove_files(unneeded_files: Iterable[UnneededFiles]) -> None:
-    """Delete cached files from the workspace, with Snakemake's records of them.
+    """Delete cached files from the workspace.
 
     Raises
     ------
@@ -134,10 +130,6 @@ def remove_files(unneeded_files: Iterable[UnneededFiles]) -> None:
     for entry in unneeded_files:
         for path in entry.paths:
             remove_path(path)
-    removed_paths = {str(path) for entry in unneeded_files for path in entry.paths}
-    for record, output in _iterate_snakemake_records():
-        if any(output == path or output.startswith(f"{path}/") for path in removed_paths):
-            remove_path(record)
 
 
 def _find_needed_paths() -> tuple[set[Path], set[Path], set[Path]]:
@@ -182,25 +174,6 @@ def _read_committed_keys() -> str:
     object_list = _run_command("git", "rev-list", "--all", "HEAD", "--objects", "--full-history", "--", keys)
     blobs = [line.partition(" ")[0] for line in object_list.splitlines() if line.endswith(".json")]
     return _run_command("git", "cat-file", "--batch=%(objectname)", stdin_text="\n".join(blobs))
-
-
-def _iterate_snakemake_records() -> Iterator[tuple[Path, str]]:
-    """Iterate over Snakemake's records, each with its output: the file's name, encoded, and split if it is long.
-
-    `snakemake --cleanup-metadata FILES` deletes records, too. But it needs the names of outputs that are gone, such as
-    those that moved into rounds.zip, it ends with status 1 if one of the files has no record, and it reads the
-    Snakefile, so that a plan is made.
-    """
-    for record in SNAKEMAKE_RECORDS.rglob("*"):
-        if record.is_file():
-            path_parts = record.relative_to(SNAKEMAKE_RECORDS).parts
-            try:
-                yield (
-                    record,
-                    base64.urlsafe_b64decode("".join(path_part.removeprefix("@") for path_part in path_parts)).decode(),
-                )
-            except (binascii.Error, UnicodeDecodeError):
-                continue  # no record of an output
 
 
 def _list_files(path: Path) -> list[Path]:

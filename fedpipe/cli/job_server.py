@@ -32,7 +32,7 @@ SNAKEMAKE_PID_VARIABLE = "FEDPIPE_SNAKEMAKE"  #: environment variable of a job: 
 SOCKET_FOLDER = ".snakemake/fedpipe/workers"  #: relative, because the path of a socket has to be short
 #: What most commands import, also late: pyarrow reads tables as arrays with the help of pandas.
 PRELOADED_MODULES = (
-    *("fedpipe.cli.app", "fedpipe.engine.run", "fedpipe.report.progress", "fedpipe.engine.collect"),
+    *("fedpipe.cli.app", "fedpipe.engine.run", "fedpipe.report.callback_list", "fedpipe.engine.collect"),
     *("filelock", "pandas", "pyarrow.dataset", "pyarrow.parquet"),
 )
 FIGURE_MODULES = ("matplotlib.backends.backend_pdf", "matplotlib.backends.backend_svg", "matplotlib.figure")

@@ -112,7 +112,6 @@ def run_segment(
     """Run or resume consecutive rounds: train, aggregate, evaluate. SIGTERM stops it after the current round."""
     from fedpipe.engine import collect as stage
     from fedpipe.engine import interrupts
-    from fedpipe.report import progress
     from fedpipe.report.callback_list import CallbackList
 
     finished_rounds: list[int] = []
@@ -131,9 +130,10 @@ def run_segment(
     ):
         run = _open_run(path, threads, device, stack, graphs, keep_models)
         typer.echo(f"{path}: {run.describe_environment()}")
-        for number in progress.show_round_progress(
-            path, stop, callback_list.call_hooks_after_rounds(run.run_segment(stop))
-        ):
+        rounds = callback_list.call_hooks_after_rounds(run.run_segment(stop))
+        typer.echo(f"{path}: {next(rounds)} of {stop} rounds are complete")
+        for number in rounds:
+            typer.echo(f"{path}: round {number} of {stop}")
             finished_rounds.append(number)
             if number < stop and has_stop_request():
                 typer.echo(f"{path}: stopped by SIGTERM after round {number}. Type the same command to resume.")

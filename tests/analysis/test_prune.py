@@ -1,6 +1,5 @@
 """`fedpipe prune`: files that no study or commit needs, with real git and dvc."""
 
-import base64
 import contextlib
 import re
 import shutil
@@ -231,24 +230,3 @@ def test_prune_keeps_files_of_committed_runs_of_other_version(run: Run) -> None:
         settings.write_text(settings.read_text() + "novelty: 1\n")
     Path("params.yaml").write_text(params)
     assert prune.find_unneeded_files() == []
-
-
-def test_prune_removes_provenance_records_of_removed_files(run: Run) -> None:
-    params = Path("params.yaml").read_text()
-    removable_runs = sorted(rerun_study(9.0))[0]
-    Path("params.yaml").write_text(params)
-    name, long = f"{removable_runs}/metrics.parquet", f"{removable_runs}/{'x' * 300}"
-
-    def encode_path(output: str) -> Path:
-        text = base64.urlsafe_b64encode(output.encode()).decode()
-        parts = [text[start : start + 254] for start in range(0, len(text), 254)]
-        return Path("results/.provenance", *(f"@{part}" for part in parts[:-1]), parts[-1])
-
-    for output in (name, long, "results/tables/results.md"):
-        encode_path(output).parent.mkdir(parents=True, exist_ok=True)
-        encode_path(output).write_text("{}")
-    run("dvc", "commit", "-f", "-q")
-    prune.remove_files(prune.find_unneeded_files())
-    assert not encode_path(name).exists()
-    assert not encode_path(long).exists()
-    assert encode_path("results/tables/results.md").exists()

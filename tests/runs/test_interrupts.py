@@ -1,20 +1,16 @@
-"""After SIGTERM a segment ends with its round and can be resumed. A bar or lines show its progress."""
+"""After SIGTERM a segment ends with its round and can be resumed."""
 
-import io
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from fedpipe.engine import interrupts
-from fedpipe.report import progress
 from tests import small_studies as studies
 
 ROUNDS = 4
@@ -83,25 +79,6 @@ def test_defer_sigterm_restores_handler() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         assert asked_to_stop()
     assert signal.getsignal(signal.SIGTERM) is initial
-
-
-def iterate_rounds() -> Iterator[int]:
-    yield from (2, 3, 4)
-
-
-def test_round_progress_prints_one_line_per_round(capsys: pytest.CaptureFixture[str]) -> None:
-    assert list(progress.show_round_progress(Path("run"), 4, iterate_rounds(), Console(file=io.StringIO()))) == [3, 4]
-    assert capsys.readouterr().out == "run: 2 of 4 rounds are complete\nrun: round 3 of 4\nrun: round 4 of 4\n"
-
-
-def test_round_progress_shows_bar_in_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    screen = io.StringIO()
-    assert list(
-        progress.show_round_progress(Path("run"), 4, iterate_rounds(), Console(file=screen, force_terminal=True))
-    ) == [3, 4]
-    assert "4/4" in screen.getvalue()
-    assert "\x1b[" in screen.getvalue()
-    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("keep_models", ["last", "all"])
