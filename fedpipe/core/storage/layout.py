@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, overload
 
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import archive
@@ -37,6 +37,22 @@ PLOTS = ("curves", "clients", "matrices", "partition")  #: names of the figures'
 FIGURE_FORMATS = ("svg", "pdf", "png")
 
 
+class FolderEntry:
+    """A file or folder in the folder ``path`` of its owner, such as :class:`RoundFiles`, by its name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, owner: None, owner_type: type) -> Self: ...
+
+    @overload
+    def __get__(self, owner: Any, owner_type: type) -> Path: ...
+
+    def __get__(self, owner: Any, owner_type: type) -> Self | Path:
+        return self if owner is None else owner.path / self._name
+
+
 @dataclass(frozen=True)
 class RoundFiles:
     """The files of one round.
@@ -47,60 +63,17 @@ class RoundFiles:
 
     path: Path
 
-    @property
-    def server_state(self) -> Path:
-        """Server state after the aggregation (round 0: initial state)."""
-        return self.path / "server.pt"
-
-    @property
-    def client_states(self) -> Path:
-        """Kept states of the round's participants, stacked along the first axis."""
-        return self.path / "clients.pt"
-
-    @property
-    def participants(self) -> Path:
-        """One row per participant: weight, bytes down and up."""
-        return self.path / "participants.parquet"
-
-    @property
-    def trained_accuracies(self) -> Path:
-        """Accuracies of the participants after training."""
-        return self.path / "trained.parquet"
-
-    @property
-    def kept_accuracies(self) -> Path:
-        """Accuracies for the kept protocols until a client trains again."""
-        return self.path / "kept.parquet"
-
-    @property
-    def metrics(self) -> Path:
-        """Accuracies of this round, one row per client and protocol."""
-        return self.path / "metrics.parquet"
-
-    @property
-    def exchanged_matrices(self) -> Path:
-        """Matrices that the algorithm exchanged in this round."""
-        return self.path / "exchanged.parquet"
-
-    @property
-    def matrices(self) -> Path:
-        """SL and CR matrices of this round's global model."""
-        return self.path / "matrices.parquet"
-
-    @property
-    def times(self) -> Path:
-        """Seconds of training, aggregation and evaluation, and of a client's local epoch."""
-        return self.path / "times.json"
-
-    @property
-    def complete_states_marker(self) -> Path:
-        """Marker of complete states."""
-        return self.path / "state.json"
-
-    @property
-    def marker(self) -> Path:
-        """Marker of a complete round."""
-        return self.path / "round.json"
+    server_state = FolderEntry("server.pt")  #: server state after the aggregation (round 0: initial state)
+    client_states = FolderEntry("clients.pt")  #: kept states of the round's participants, stacked along the first axis
+    participants = FolderEntry("participants.parquet")  #: one row per participant: weight, bytes down and up
+    trained_accuracies = FolderEntry("trained.parquet")  #: accuracies of the participants after training
+    kept_accuracies = FolderEntry("kept.parquet")  #: accuracies for the kept protocols until a client trains again
+    metrics = FolderEntry("metrics.parquet")  #: accuracies of this round, one row per client and protocol
+    exchanged_matrices = FolderEntry("exchanged.parquet")  #: matrices that the algorithm exchanged in this round
+    matrices = FolderEntry("matrices.parquet")  #: SL and CR matrices of this round's global model
+    times = FolderEntry("times.json")  #: seconds of training, aggregation and evaluation, and of a client's local epoch
+    complete_states_marker = FolderEntry("state.json")  #: marker of complete states
+    marker = FolderEntry("round.json")  #: marker of a complete round
 
     def get_block_uploads_path(self, index: int) -> Path:
         """Uploads of one job's participants (only in the DAG of single rounds, until aggregated)."""
@@ -117,30 +90,11 @@ class MergedRoundFiles:
 
     path: Path
 
-    @property
-    def metrics(self) -> Path:
-        """All rounds' accuracies."""
-        return self.path / "metrics.parquet"
-
-    @property
-    def matrices(self) -> Path:
-        """All rounds' SL and CR matrices."""
-        return self.path / "matrices.parquet"
-
-    @property
-    def rounds(self) -> Path:
-        """One row per round: participants, traffic, metrics of the algorithm."""
-        return self.path / "rounds.parquet"
-
-    @property
-    def times(self) -> Path:
-        """Seconds of each round, and the environment."""
-        return self.path / "times.json"
-
-    @property
-    def marker(self) -> Path:
-        """Marker of complete files."""
-        return self.path / "joined.json"
+    metrics = FolderEntry("metrics.parquet")  #: all rounds' accuracies
+    matrices = FolderEntry("matrices.parquet")  #: all rounds' SL and CR matrices
+    rounds = FolderEntry("rounds.parquet")  #: one row per round: participants, traffic, metrics of the algorithm
+    times = FolderEntry("times.json")  #: seconds of each round, and the environment
+    marker = FolderEntry("joined.json")  #: marker of complete files
 
     @property
     def all_files(self) -> tuple[Path, ...]:
@@ -186,20 +140,13 @@ class RunFiles:
 
     path: Path
 
+    settings = FolderEntry("run.yaml")  #: complete settings, from which the key is computed
+    rounds_folder = FolderEntry("rounds")  #: folder of the rounds, whose small files are packed at the end of a segment
+
     @classmethod
     def from_key(cls, label: str, key: str) -> RunFiles:
         """Get the files of the run with this key."""
         return cls(RESULTS / "runs" / label / key)
-
-    @property
-    def settings(self) -> Path:
-        """Complete settings, from which the key is computed."""
-        return self.path / "run.yaml"
-
-    @property
-    def rounds_folder(self) -> Path:
-        """Folder of the rounds, whose small files are packed at the end of a segment."""
-        return self.path / "rounds"
 
     def get_round_files(self, round_number: int) -> RoundFiles:
         """The files of one round."""
@@ -267,6 +214,15 @@ class StudyFiles:
 
     path: Path
 
+    plan = FolderEntry("plan.json")  #: plan of the study, which the Snakefile reads
+    metrics = FolderEntry("metrics.json")  #: accuracies for `dvc exp show`
+    tables_folder = FolderEntry("tables")  #: folder of the tables
+    plots_folder = FolderEntry("plots")  #: folder of the plots' numbers
+    figures_folder = FolderEntry("figures")  #: folder of the figures
+    statistics_table = FolderEntry("tables/statistics.csv")  #: table of all statistics
+    ranks_table = FolderEntry("tables/ranks.csv")  #: table of mean ranks and p-values, if the study has a rank test
+    times_table = FolderEntry("tables/times.csv")  #: table of times
+
     @classmethod
     def from_params(cls, params: Path, preset: str = FULL_PRESET) -> StudyFiles:
         """Get the files of a study. With a preset, its folder ends with ``@`` and the preset's name.
@@ -303,11 +259,6 @@ class StudyFiles:
         return cls(RESULTS / "studies" / Path(*parts[:-1], f"{name}{suffix}"))
 
     @property
-    def plan(self) -> Path:
-        """Plan of the study, which the Snakefile reads."""
-        return self.path / "plan.json"
-
-    @property
     def source_hashes(self) -> Path:
         """Hashes of the plan's source files, in Snakemake's folder because they belong to this clone."""
         return Path(".snakemake", "fedpipe", self.path / "sources.json")
@@ -317,26 +268,6 @@ class StudyFiles:
         """Runs that need a network, with the reason, next to the hashes of the sources."""
         return self.source_hashes.with_name("absent.json")
 
-    @property
-    def metrics(self) -> Path:
-        """Accuracies for `dvc exp show`."""
-        return self.path / "metrics.json"
-
-    @property
-    def tables_folder(self) -> Path:
-        """Folder of the tables."""
-        return self.path / "tables"
-
-    @property
-    def plots_folder(self) -> Path:
-        """Folder of the plots' numbers."""
-        return self.path / "plots"
-
-    @property
-    def figures_folder(self) -> Path:
-        """Folder of the figures."""
-        return self.path / "figures"
-
     def get_run_keys_path(self, label: str) -> Path:
         """Keys of all runs of an algorithm, each with its number of rounds."""
         return self.path / "keys" / f"{label}.json"
@@ -345,24 +276,9 @@ class StudyFiles:
         """Result table as ``csv``, ``md`` or ``html``."""
         return self.tables_folder / f"results.{file_format}"
 
-    @property
-    def statistics_table(self) -> Path:
-        """The table of all statistics."""
-        return self.tables_folder / "statistics.csv"
-
-    @property
-    def ranks_table(self) -> Path:
-        """The table of mean ranks and p-values, if the study has a rank test."""
-        return self.tables_folder / "ranks.csv"
-
     def get_rung_result_path(self, rounds: int) -> Path:
         """Result of the rung of section `tune` with this number of rounds."""
         return self.tables_folder / f"tuning-{rounds:04d}.json"
-
-    @property
-    def times_table(self) -> Path:
-        """The table of times."""
-        return self.tables_folder / "times.csv"
 
     def get_plot_data_path(self, name: str) -> Path:
         """Numbers of one of the `PLOTS`."""
