@@ -205,8 +205,18 @@ def measure_variant(
 
 def count_step_rows(run: Run) -> int:
     """Number of clients that the steps of stacks compute in a round, also those that have finished."""
-    stacks = run.executor.describe_stacks(run.select_participants(1), 1)
-    return sum(width * steps for stack in stacks for width, steps in stack["widths"])
+    if not isinstance(run.executor, StackExecutor):
+        return 0
+    sizes, width = run.clients.sizes, run.executor._width
+    batch_size = run.clients.resolve_batch_size(run.federation.batch_size)
+    return sum(
+        steps.width * (steps.stop - steps.first)
+        for stack_clients in schedule.group_clients_into_stacks(sizes, run.select_participants(1), width)
+        for steps in schedule.split_steps_by_stack_width(
+            [schedule.count_batches(int(sizes[client]), batch_size) for client in stack_clients],
+            schedule.get_allowed_stack_widths(width),
+        )
+    )
 
 
 def count_recorded_steps(run: Run) -> int:

@@ -27,7 +27,6 @@ class Block:
     made_by: dict[str, Any]  #: executor, device, versions
     outcomes: list[Outcome] = field(default_factory=list)
     seconds: float = 0.0  #: seconds of the block, including tests
-    stacks: list[dict[str, Any]] = field(default_factory=list)  #: stacks of the round, if clients train in one call
 
     @property
     def ids(self) -> list[int]:
@@ -58,7 +57,6 @@ class Block:
             {},
             [move_outcome(outcome) for block in blocks for outcome in block.outcomes],
             sum(block.seconds for block in blocks),
-            next((block.stacks for block in blocks if block.stacks), []),
         )
 
     def to_tensors(self) -> dict[str, Any]:
@@ -67,7 +65,6 @@ class Block:
             "run": _encode_json(self.run),
             "round": torch.tensor(self.round),
             "made_by": _encode_json(self.made_by),
-            "stacks": _encode_json(self.stacks),
             "ids": torch.tensor(self.ids),
             "uploads": stack_states(self.uploads),
             "kept": stack_states(self.kept_states),
@@ -100,7 +97,6 @@ class Block:
             made_by=_decode_json(tree["made_by"]),
             outcomes=outcomes,
             seconds=float(tree["seconds"]),
-            stacks=_decode_json(tree["stacks"]),
         )
 
     @classmethod

@@ -250,12 +250,7 @@ class Rounds:
         test_lists = evaluation.get_test_sets_after_training(self.evaluation, self._is_evaluated(round_number)).values()
         tests: list[TestSet] = sorted({test for test_list in test_lists for test in test_list})
         participants = self.select_participants(round_number)
-        block = Block(
-            self.settings.key,
-            round_number,
-            self.get_environment(),
-            stacks=self.executor.describe_stacks(participants, round_number),
-        )
+        block = Block(self.settings.key, round_number, self.get_environment())
         for outcome in self.executor.run(self.make_task("train", round_number, ids, tests, participants)):
             contract.require_same_structure(
                 self.algorithm, "keep", outcome.kept_state, self._initial_kept_state, "init_client"
@@ -298,14 +293,15 @@ class Rounds:
         with call_server_hooks(self.algorithm, server):
             metric_values = contract.validate_metrics(self.algorithm, self.algorithm.metrics(server))
         self._code.require_unchanged(self.files.path)
-        extra_entries: dict[str, Any] = {
-            "observed": metric_values,
-            "made_by": made_by,
-            "trained_on": dict(self.clients.data_checksums),
-        }
-        extra_entries |= {"stacks": block.stacks} if block.stacks else {}
         self.checkpoint.write_round_states(
-            round_number, server, list(uploads.ids), weighted_uploads.kept_states, hashes, **extra_entries
+            round_number,
+            server,
+            list(uploads.ids),
+            weighted_uploads.kept_states,
+            hashes,
+            observed=metric_values,
+            made_by=made_by,
+            trained_on=dict(self.clients.data_checksums),
         )
         epoch_seconds = statistics.fmean(
             outcome.seconds / self._count_epochs(outcome.client, round_number) for outcome in block.outcomes

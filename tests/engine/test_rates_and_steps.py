@@ -255,11 +255,6 @@ def test_count_epochs_converts_local_steps_to_epochs():
     assert Federation(local_epochs=3).count_epochs(100) == 3
 
 
-def test_stack_description_contains_local_steps(make_trial):
-    by_steps = make_trial("fedavg", width=3, local_epochs=None, local_steps=5)
-    assert [stack["widths"] for stack in by_steps.executor.describe_stacks([0, 1, 2, 5], 1)] == [[[3, 5]], [[1, 5]]]
-
-
 # -- clipping ----------------------------------------------------------------------------------------------------------
 
 

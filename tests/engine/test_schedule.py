@@ -48,6 +48,7 @@ def test_largest_clients_share_stack():
 def test_stacks_contain_at_most_30_percent_padding(samples, clients, participants, batch):
     """If stacks had one width, only 10 to 25 percent of the samples in these cases would not be padding."""
     labels, fractions, block_fractions = np.arange(samples) % 10, [], []
+    widths = schedule.get_allowed_stack_widths(WIDTH_ON_GPU)
     for seed in range(3):
         scheme = Dirichlet(alpha=0.1, minimum=40 if clients == 20 else 1)
         assignment = Assignment.from_table(
@@ -55,9 +56,11 @@ def test_stacks_contain_at_most_30_percent_padding(samples, clients, participant
         )
         sizes = np.array([len(indices) for indices in assignment.train])
         ids = np.sort(np.random.default_rng(seed).choice(clients, participants, replace=False)).tolist()
-        result = schedule.describe_stacks(sizes, ids, WIDTH_ON_GPU, batch)
-        assert sorted(client for stack in result for client in stack["clients"]) == ids
-        padded = sum(width * steps * batch for stack in result for width, steps in stack["widths"])
+        stacks = schedule.group_clients_into_stacks(sizes, ids, WIDTH_ON_GPU)
+        assert sorted(itertools.chain(*stacks)) == ids
+        counts = [[schedule.count_batches(sizes[client], batch) for client in stack] for stack in stacks]
+        step_ranges = itertools.chain(*(schedule.split_steps_by_stack_width(stack, widths) for stack in counts))
+        padded = sum(steps.width * (steps.stop - steps.first) * batch for steps in step_ranges)
         fractions.append(sizes[ids].sum() / padded)
         blocks = itertools.batched(ids, WIDTH_ON_GPU) if hasattr(itertools, "batched") else [ids]
         block_fractions += [sizes[list(block)].mean() / sizes[list(block)].max() for block in blocks]

@@ -130,9 +130,6 @@ class Executor(Protocol):
     def run(self, task: ClientTask) -> Iterator[Outcome]:
         """Run a task. Yield outcomes in the order of its ``ids``."""
 
-    def describe_stacks(self, participants: Sequence[int], round_number: int) -> list[dict[str, Any]]:
-        """Describe the stacks of a round's participants and their widths. Empty without stacks."""
-
     def compute_logits(self, model: Tensors, indices: Integers, round_number: int) -> Tensor:
         """Compute logits of the server's model after a round on many test samples, shape (n, C)."""
 

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -120,10 +120,6 @@ class LoopExecutor(Executor):
         by_size = sorted(task.ids, key=lambda client: -int(self._clients.sizes[client]))
         futures = {client: self._pool.submit(self._run_client, task, client) for client in by_size}
         return (futures.pop(client).result() for client in task.ids)
-
-    @override
-    def describe_stacks(self, participants: Sequence[int], round_number: int) -> list[dict[str, Any]]:
-        return []
 
     def _run_client(self, task: ClientTask, client: int) -> Outcome:
         worker = self._idle_workers.pop()

@@ -208,10 +208,6 @@ class _CollectingExecutor(Executor):
             yield outcome._replace(upload=upload)
 
     @override
-    def describe_stacks(self, participants: Sequence[int], round_number: int) -> list[dict[str, Any]]:
-        return self._executor.describe_stacks(participants, round_number)
-
-    @override
     def compute_logits(self, model: Tensors, indices: Any, round_number: int) -> Tensor:
         return self._executor.compute_logits(model, indices, round_number)
 

@@ -8,8 +8,8 @@ fixed widths as its smaller clients finish. If a job trains only some of them, t
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -69,33 +69,6 @@ def split_steps_by_stack_width(counts: Sequence[int], allowed_widths: Sequence[i
         step_ranges.append(StepRange(width, first, stop))
         first = stop
     return step_ranges
-
-
-def describe_stacks(
-    sizes: Integers, ids: Iterable[int], width: int, batch_size: int, fixed_steps: Mapping[int, int] | None = None
-) -> list[dict[str, Any]]:
-    """Describe the stacks of a round: clients, and [width, steps] of each range in an epoch of local training.
-
-    With ``fixed_steps`` by client, the ranges are those of the complete training.
-    """
-    fixed_steps = fixed_steps or {}
-    allowed_widths = get_allowed_stack_widths(width)
-    return [
-        {
-            "clients": stack_clients,
-            "widths": [
-                [step_range.width, step_range.stop - step_range.first]
-                for step_range in split_steps_by_stack_width(
-                    [
-                        fixed_steps.get(client) or count_batches(int(sizes[client]), batch_size)
-                        for client in stack_clients
-                    ],
-                    allowed_widths,
-                )
-            ],
-        }
-        for stack_clients in group_clients_into_stacks(sizes, ids, width)
-    ]
 
 
 def make_sample_index_table(

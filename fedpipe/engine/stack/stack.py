@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -27,7 +26,6 @@ from fedpipe.engine.clients.executor import (
     ClientTask,
     Executor,
     Outcome,
-    count_client_steps,
     get_passes,
     make_client_start_state,
     make_client_upload,
@@ -74,17 +72,6 @@ class StackExecutor(Executor):
         self._finetune_epochs, self._backend = finetune_epochs, backend
         self._graph_cache = backend and GraphCache(backend)
         self._round_algorithm, self._storage_device = algorithm, storage_device or clients.device
-
-    @override
-    def describe_stacks(self, participants: Sequence[int], round_number: int) -> list[dict[str, Any]]:
-        federation, clients = self._algorithm.federation, self._clients
-        batch_size = clients.resolve_batch_size(federation.batch_size)
-        counts = {
-            client: count_client_steps(self._algorithm, clients, client, round_number) or federation.local_steps
-            for client in participants
-        }
-        fixed_steps = {client: count for client, count in counts.items() if count is not None}
-        return schedule.describe_stacks(clients.sizes, participants, self._width, batch_size, fixed_steps)
 
     @override
     def run(self, task: ClientTask) -> Iterator[Outcome]:
