@@ -28,7 +28,7 @@ from fedpipe.core.storage.files import (
 from fedpipe.core.storage.layout import RunFiles
 from fedpipe.data import store
 from fedpipe.engine import collect, replay
-from fedpipe.engine.checkpoint import is_state_retained
+from fedpipe.engine.pruning import is_state_retained
 from fedpipe.engine.run import Run
 from fedpipe.engine.stack.stack import parse_stack_width
 from fedpipe.planning import partition

@@ -15,7 +15,7 @@ from fedpipe.core.storage import layout, packing
 from fedpipe.core.storage.archive import PackError
 from fedpipe.core.storage.files import read_json, read_parquet, write_json, write_parquet
 from fedpipe.core.storage.layout import RunFiles
-from fedpipe.engine.checkpoint import prune_states
+from fedpipe.engine.pruning import prune_states
 
 #: Where the advice of an error about one file begins.
 OTHER_ADVICE = re.compile(r"[;.] (?=(?:delete|type) )", re.IGNORECASE)

@@ -9,8 +9,8 @@ from typing_extensions import override
 from fedpipe.core.storage import packing
 from fedpipe.core.storage.files import compute_file_sha256, is_stored, write_json
 from fedpipe.engine import replay
-from fedpipe.engine.checkpoint import StatePruner
 from fedpipe.engine.environment import describe_job_environment
+from fedpipe.engine.pruning import StatePruner
 from fedpipe.engine.rounds import Rounds
 
 

@@ -27,7 +27,7 @@ from fedpipe.core.storage.files import (
 )
 from fedpipe.core.storage.layout import RunFiles
 from fedpipe.engine import collect
-from fedpipe.engine.checkpoint import prune_states
+from fedpipe.engine.pruning import prune_states
 from fedpipe.planning import partition
 from fedpipe.planning.run_settings import RunSettings
 from tests import small_studies as studies

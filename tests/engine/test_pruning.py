@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from fedpipe.core.storage import files
-from fedpipe.engine import checkpoint, collect
-from fedpipe.engine.checkpoint import prune_states
+from fedpipe.engine import collect, pruning
+from fedpipe.engine.pruning import prune_states
 from fedpipe.planning import planner
 from fedpipe.planning.plan import Plan
 from tests import small_studies as studies
@@ -84,8 +84,8 @@ def test_segment_removes_each_state_once(monkeypatch: pytest.MonkeyPatch, keep_m
     settings = studies.settings(("scaffold",), ROUNDS, artifacts={"keep_models": keep_models})
     (run,) = studies.open_runs(studies.prepare(settings))
     removed_paths: list[Path] = []
-    remove_path = checkpoint.remove_path
-    monkeypatch.setattr(checkpoint, "remove_path", lambda path: removed_paths.append(path) or remove_path(path))
+    remove_path = pruning.remove_path
+    monkeypatch.setattr(pruning, "remove_path", lambda path: removed_paths.append(path) or remove_path(path))
     list(run.run_segment(ROUNDS))
     assert len(removed_paths) == len(set(removed_paths)) >= 3
     states = sorted(run.files.rounds_folder.glob("*/*.pt"))
