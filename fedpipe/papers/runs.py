@@ -56,8 +56,7 @@ class LocalRun:
     def accuracies_by_round(self) -> pd.DataFrame:
         """Accuracies in [0, 1] by ``protocol`` and ``round`` in the reported average."""
         frame = results.compute_accuracies(self.metrics)
-        selected_rows: pd.DataFrame = frame[frame["average"] == self.average]
-        return selected_rows
+        return frame[frame["average"] == self.average].drop(columns="average")
 
     @property
     def classes(self) -> int:

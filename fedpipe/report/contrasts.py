@@ -6,6 +6,7 @@ agree, show no variance.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -66,6 +67,11 @@ class Contrast(NamedTuple):
     is_paired: bool = False
 
     @property
+    def width(self) -> float:
+        """Width of the interval. 0 if it is unknown."""
+        return 0.0 if self.low is None or self.high is None else self.high - self.low
+
+    @property
     def sign(self) -> str:
         """``+`` or ``−`` if the interval excludes zero, else ``?``."""
         if self.low is None or self.high is None:
@@ -107,8 +113,18 @@ def compute_contrast(
     """How much higher one mean is than another.
 
     ``spread`` replaces a missing standard deviation. ``partition_spread`` is the one between draws of the partition. It
-    adds to the error of means without a standard deviation between seeds.
+    adds to the error of means without a standard deviation between seeds. The sampling error never shortens the
+    interval: that of the seeds' own deviation is wider if it has few degrees of freedom.
     """
+    own_numbers = dataclasses.replace(first, min_std=0.0), dataclasses.replace(second, min_std=0.0)
+    contrasts = [_compute_interval(one, two, spread, partition_spread) for one, two in ((first, second), own_numbers)]
+    return max(contrasts, key=lambda contrast: contrast.width)
+
+
+def _compute_interval(
+    first: RunMean, second: RunMean, spread: Spread | None, partition_spread: Spread | None
+) -> Contrast:
+    """The contrast of two means, whose runs vary by ``min_std`` if they have a lower standard deviation."""
     difference, error, df, is_paired = _compute_difference_with_error(first, second, spread)
     if df is None:
         return Contrast(difference, is_paired=is_paired)

@@ -285,6 +285,16 @@ def test_cell_without_local_runs_uses_stored_runs(source: Path, clone: Path) -> 
     assert re.fullmatch(rf"stored, computed on [\d-]+ [\d:]+ by the code of commit {commit}", origin)
 
 
+def test_study_with_local_and_stored_runs_uses_both(source: Path, clone: Path) -> None:
+    stored = measure_cell("FedAvg"), measure_cell("FedPer")
+    for folder in ("data", "partitions", "runs/fedavg"):
+        shutil.copytree(source / "results" / folder, clone / "results" / folder, dirs_exist_ok=True)
+    fedavg, fedper = measure_cell("FedAvg"), measure_cell("FedPer")
+    assert ({*fedavg.origins.values()}, fedper.origins) == ({HERE}, stored[1].origins)
+    assert fedper.number == stored[1].number
+    assert fedavg.number.mean == pytest.approx(stored[0].number.mean, abs=1e-3)
+
+
 def test_pages_mark_stored_cells_and_draw_curves(clone: Path) -> None:
     make.write_paper_pages("full")
     folder = make.get_pages_folder("full")

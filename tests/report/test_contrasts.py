@@ -77,6 +77,18 @@ def test_contrast_uncertainty_is_at_least_sampling_error():
     assert contrasts.compute_contrast(RunMean(50, 0.0, 3), RunMean(49, 0.0, 3), None) == Contrast(1.0, 1.0, 1.0)
 
 
+@pytest.mark.parametrize("values", [{0: 80.0, 1: 80.0}, {5: 80.0, 6: 80.2}])
+def test_sampling_error_never_shortens_interval_of_few_seeds(values):
+    """The variance of the sampling error is known, but not that between seeds, so its quantile is smaller."""
+    numbers = RunMean.from_values({0: 80.5, 1: 81.3}), RunMean.from_values(values)
+    widths = [
+        contrasts.compute_contrast(*(set_min_std(number, min_std) for number in numbers), None).width
+        for min_std in (0.0, 0.5, 0.8, 3.0)
+    ]
+    assert widths == sorted(widths)
+    assert widths[0] == widths[1] < widths[3]
+
+
 @pytest.mark.parametrize("runs", [1, 2, 3])
 def test_contrast_rarely_separates_equal_methods(runs):
     """A reduced preset has 500 test samples. The paper's standard deviation between runs is 0.1 points."""
