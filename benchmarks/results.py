@@ -4,7 +4,7 @@
 
 A section's block is between comments with its name. It begins with the machine, its load before the program, the date
 and the commit. The table is the one that the section's program prints, or its numbers one by one. A section is written
-as soon as it is measured. If a program fails, its block stays as it is, and the exit status is 1.
+as soon as it is measured. If a program fails, its block and figure stay as they are, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedpipe.engine.environment import get_cpu_name
 
 ROOT = Path(__file__).parents[1]
 PAGE, FIGURE = ROOT / "benchmarks/RESULTS.md", ROOT / "docs/images/peers.svg"
-#: Programs and their arguments, by section. {json} and {markdown} are files.
+#: Programs and their arguments, by section. {json}, {markdown} and {figure} are files.
 PROGRAMS: dict[str, tuple[str, ...]] = {
     "startup": ("startup.py", "--json", "{json}"),
     "demo": ("demo.py", "--json", "{json}"),
@@ -39,7 +39,7 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
     "clients": ("clients.py",),
     "scale": ("scale.py", "--markdown", "{markdown}"),
     "learns": ("learns.py",),
-    "peers": ("peers.py", "--markdown", "{markdown}", "--figure", str(FIGURE)),
+    "peers": ("peers.py", "--markdown", "{markdown}", "--figure", "{figure}"),
 }
 SEPARATE = ("peers",)  #: sections that need other systems, which are measured only by name
 
@@ -54,12 +54,15 @@ def measure_table(section: str, extra_arguments: list[str]) -> str:
     """Run the program of a section. Return its tables."""
     program, *arguments = PROGRAMS[section]
     with tempfile.TemporaryDirectory() as folder:
-        files = {"json": Path(folder, "figures.json"), "markdown": Path(folder, "tables.md")}
+        names = {"json": "figures.json", "markdown": "tables.md", "figure": "figure.svg"}
+        files = {kind: Path(folder, name) for kind, name in names.items()}
         command = [sys.executable, str(ROOT / "benchmarks" / program)]
         command += [argument.format(**files) for argument in arguments] + extra_arguments
         process = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         if process.returncode:
             raise subprocess.CalledProcessError(process.returncode, command)
+        if files["figure"].is_file():
+            FIGURE.write_bytes(files["figure"].read_bytes())
         if files["markdown"].is_file():
             return files["markdown"].read_text().strip()
         if files["json"].is_file():

@@ -14,6 +14,8 @@ import pytest
 import torch
 
 from fedpipe.core.components import component, registry
+from fedpipe.core.storage import files as storage_files
+from fedpipe.engine import checkpoint, collect, rounds, run
 from tests.docs.page_blocks import ROOT, read
 
 #: Programs that other tests run, in tests/docs, tests/pipeline/test_forked_jobs.py and tests/runs/test_faults.py.
@@ -99,6 +101,32 @@ def test_round_figures_are_consistent(tmp_path: Path) -> None:
     assert 0 < figures["matrix_rate_share"] < 1
     assert figures["artifacts_seconds"] == pytest.approx(figures["share_artifacts"] * seconds)
     assert figures["bare_loop_seconds"] / figures["bare_loop_over_training"] < seconds
+
+
+def test_round_stopwatch_times_files_that_engine_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine imports the functions that write files, so each of its modules has its own name for them."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    program = importlib.import_module("round")
+    functions = {name: value for name, value in vars(storage_files).items() if name.startswith(("write_", "read_"))}
+    for module in [module for name, module in sys.modules.items() if name.startswith("fedpipe.")]:
+        for name, function in functions.items():
+            if getattr(module, name, None) is function:
+                monkeypatch.setattr(module, name, function)  # and restore it afterwards
+    stopwatch = program.Stopwatch()
+    for module in (checkpoint, rounds, run, collect, storage_files):
+        for name in functions.keys() & vars(module).keys():
+            assert getattr(module, name) is not functions[name], f"{module.__name__}.{name}"
+    seconds_inside = []
+
+    def save(*arguments: Any) -> None:
+        seconds_inside.append(stopwatch.seconds)
+        torch_save(*arguments)
+
+    torch_save = torch.save
+    monkeypatch.setattr(torch, "save", save)
+    checkpoint.write_pt(tmp_path / "state.pt", {"x": torch.zeros(1)})
+    assert seconds_inside == [0.0], "the tensors are encoded within the measured time"
+    assert stopwatch.seconds > 0
 
 
 def test_peers_table_shows_reasons_of_missing_systems(tmp_path: Path) -> None:
@@ -327,6 +355,23 @@ def test_make_benchmarks_changes_only_its_section(tmp_path: Path) -> None:
         r"cores, .*, load \d+\.\d before, \d{4}-\d\d-\d\d, at [0-9a-f]{7}.*:\n\n\| scheme \| seconds \|", after[1]
     )
     assert {"iid", "dirichlet"} < {*re.findall(r"^\| ([a-z-]+) \| \d+\.\d\d \|$", after[1], flags=re.M)}
+
+
+def test_results_keep_figure_of_failed_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    program = importlib.import_module("results")
+    script = tmp_path / "program.py"
+    monkeypatch.setattr(program, "PROGRAMS", {"peers": (str(script), "{figure}")})
+    monkeypatch.setattr(program, "FIGURE", tmp_path / "peers.svg")
+    program.FIGURE.write_text("old")
+    write_figure = "import sys\nfrom pathlib import Path\nPath(sys.argv[1]).write_text('new')\n"
+    script.write_text(f"{write_figure}sys.exit(1)\n")
+    with pytest.raises(subprocess.CalledProcessError):
+        program.measure_table("peers", [])
+    assert program.FIGURE.read_text() == "old"
+    script.write_text(write_figure)
+    program.measure_table("peers", [])
+    assert program.FIGURE.read_text() == "new"
 
 
 def test_results_page_has_section_of_each_program(monkeypatch: pytest.MonkeyPatch) -> None:
