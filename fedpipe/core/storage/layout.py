@@ -38,7 +38,7 @@ FIGURE_FORMATS = ("svg", "pdf", "png")
 
 
 class FolderEntry:
-    """A file or folder in the folder ``path`` of its owner, such as :class:`RoundFiles`, by its name."""
+    """The path of a file in the folder ``path`` of an object, such as :class:`RoundFiles`, by the file's name."""
 
     def __init__(self, name: str) -> None:
         self._name = name
