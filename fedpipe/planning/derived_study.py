@@ -1,31 +1,29 @@
 """Derives a study from another one with `-S KEY=VALUE`: a file in `studies` that is named after the changed keys.
 
-The derived file is the base with the new values, including its comments. Its first two lines name the base and the
-options, and contain a hash of the rest, so that an edit by the user is noticed and never overwritten.
+The derived file has the settings of the base with the new values. Its first two lines name the base and the options,
+and contain a hash of the rest, so that an edit by the user is noticed and never overwritten.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import itertools
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap
+import yaml
 
 from fedpipe.core.errors import SettingsError, suggest_name
 from fedpipe.core.hashing import DIGEST_LENGTH, compute_json_digest
 from fedpipe.core.storage import files, layout
 from fedpipe.core.storage.layout import PARAMS, STUDIES, StudyFiles
-from fedpipe.core.yaml_text import format_yaml, read_yaml
+from fedpipe.core.yaml_text import read_yaml
 from fedpipe.planning import grid, planner
 from fedpipe.settings import loader, parser
 from fedpipe.settings.dataset import format_download_command
@@ -36,7 +34,7 @@ MAX_NAME_LENGTH = 80  #: characters of a derived file's name. A longer one ends 
 #: Characters of YAML in the name of a file, which has no commas, colons, brackets, braces, quotes and spaces.
 NAME_CHARACTERS = str.maketrans({",": "+", ":": "=", "[": "(", "]": ")", "{": "(", "}": ")"} | dict.fromkeys("\"' "))
 AMBIGUOUS_CHARACTERS = re.compile("[+=()\"' ]")  #: characters of a value that also replace or lose others in the name
-SCHEMA_COMMENT = re.compile(r"(?<=^# yaml-language-server: \$schema=)\S+$", re.M)
+SCHEMA_COMMENT = re.compile(r"^# yaml-language-server: \$schema=(\S+)$", re.M)
 
 
 @dataclass(frozen=True, order=True)
@@ -64,7 +62,7 @@ class Override:
             raise SettingsError(f"-S {key}: can't be set as a whole. Set single keys, such as {key}.rounds.")
         override = cls(key, text)
         try:
-            values = override.parse_values(_parse_plain_value)
+            values = override.parse_values()
         except SettingsError:
             values = None
         if not values or not isinstance(values, list):
@@ -74,7 +72,7 @@ class Override:
     @property
     def is_grid(self) -> bool:
         """Whether it has several values for a key that has one."""
-        return not self._is_list and len(self.parse_values(_parse_plain_value)) > 1
+        return not self._is_list and len(self.parse_values()) > 1
 
     @property
     def _is_list(self) -> bool:
@@ -90,13 +88,13 @@ class Override:
         """The key and the values in the name of a file."""
         return f"{self.key.removeprefix('algorithms.')}={self.text}".translate(NAME_CHARACTERS)
 
-    def parse_values(self, parse_text: Callable[[str], Any]) -> Any:
+    def parse_values(self) -> Any:
         """Parse the values as a list."""
-        return parse_text(f"[{self.text}]")
+        return read_yaml(f"[{self.text}]", "-S")
 
-    def parse_value(self, parse_text: Callable[[str], Any]) -> Any:
+    def parse_value(self) -> Any:
         """Parse the value of the key: a list if the key is one."""
-        values = self.parse_values(parse_text)
+        values = self.parse_values()
         return values if self._is_list and not isinstance(values[0], list) else values[0]
 
     def __str__(self) -> str:
@@ -155,13 +153,21 @@ class DerivedStudy:
             The base can't be read, or a key can't be set in it.
         """
         settings = loader.read_params(self.base)
-        self._apply_overrides(settings, _parse_plain_value)
+        presets_by_name = convert_to_mapping(settings.get("presets"))
+        presets = [changes for changes in presets_by_name.values() if isinstance(changes, dict)]
+        for override in sorted(self.overrides, key=lambda override: override.is_grid):
+            _remove_key_from_grids_and_presets(settings, presets, override.key)
+            _set_values(settings, presets, override)
         return settings
 
     @cached_property
     def study_text(self) -> str:
         """Content of the derived file."""
-        return self._prepend_origin(self._apply_overrides_to_base_text())
+        body = str(yaml.safe_dump(self.settings, sort_keys=False, allow_unicode=True, width=120))
+        if comment := SCHEMA_COMMENT.search(self.base.read_text(encoding="utf-8")):
+            schema_path = os.path.relpath(self.base.parent / comment[1], self.path.parent)
+            body = f"# yaml-language-server: $schema={schema_path}\n{body}"
+        return self._prepend_origin(body)
 
     @property
     def file_state(self) -> Literal["missing", "current", "outdated", "edited"]:
@@ -225,25 +231,6 @@ class DerivedStudy:
             f"below: {digest}\n{body}"
         )
 
-    def _apply_overrides_to_base_text(self) -> str:
-        """Edit the text of the base. If anchors prevent this, format all settings instead."""
-        editor = _make_yaml_parser()
-        document = editor.load(self.base.read_text(encoding="utf-8"))
-        self._apply_overrides(document, editor.load)
-        stream = io.StringIO()
-        editor.dump(document, stream)
-        folder = self.base.parent
-        text = SCHEMA_COMMENT.sub(lambda match: os.path.relpath(folder / match[0], self.path.parent), stream.getvalue())
-        return text if read_yaml(text, self.path) == self.settings else format_yaml(self.settings)
-
-    def _apply_overrides(self, settings: Any, parse_text: Callable[[str], Any]) -> None:
-        """Set all keys, also in the grid and in presets, which would override them."""
-        presets_by_name = convert_to_mapping(settings.get("presets"))
-        presets = [changes for changes in presets_by_name.values() if isinstance(changes, dict)]
-        for override in sorted(self.overrides, key=lambda override: override.is_grid):
-            _remove_key_from_grids_and_presets(settings, presets, override.key)
-            _set_values(settings, presets, override, parse_text)
-
     def _reject_overrides_without_effect(self, preset: str) -> None:
         """Require that each new value has an effect."""
         settings, _ = parser.apply_preset(self.settings, preset, format_download_command(self.path))
@@ -286,21 +273,6 @@ class DerivedStudy:
                     )
 
 
-def _parse_plain_value(text: str) -> Any:
-    return read_yaml(text, "-S")
-
-
-def _make_yaml_parser() -> YAML:
-    """A parser that keeps comments, quotes and the spelling of values."""
-    editor = YAML()
-    editor.preserve_quotes = True
-    editor.width = 120
-    editor.representer.add_representer(
-        type(None), lambda representer, _: representer.represent_scalar("tag:yaml.org,2002:null", "null")
-    )
-    return editor
-
-
 def _remove_key_from_grids_and_presets(settings: Any, presets: Sequence[Any], key: str) -> None:
     """Remove a key, and the keys in it, from presets and from grids. An axis of a grid keeps it."""
     for grid_lists in _list_grid_sections(settings, presets):
@@ -312,7 +284,7 @@ def _remove_key_from_grids_and_presets(settings: Any, presets: Sequence[Any], ke
             del changes[name]
 
 
-def _set_values(settings: Any, presets: Sequence[Any], override: Override, parse_text: Callable[[str], Any]) -> None:
+def _set_values(settings: Any, presets: Sequence[Any], override: Override) -> None:
     """Set the value of an option in the settings, and in presets that set the grid or the key's section."""
     if override.is_grid:
         key_path, parse = ["study", "grid", override.key], override.parse_values
@@ -322,23 +294,9 @@ def _set_values(settings: Any, presets: Sequence[Any], override: Override, parse
         targets = [  # a preset's section is set before
             changes for changes in presets if any(grid.is_key_within_section(override.key, key) for key in changes)
         ]
-    _set_setting(settings, key_path, parse(parse_text), override)
+    loader.set_value(settings, key_path, parse())
     for target in targets:
-        target[override.key] = parse(parse_text)  # parse again, because mappings of ruamel.yaml can't share a value
-
-
-def _set_setting(settings: Any, key_path: Sequence[str], value: Any, override: Override) -> None:
-    """Set the value at a path of keys, and create missing sections."""
-    *sections, last = key_path
-    for section in sections:
-        if settings.get(section) is None:
-            settings[section] = {}
-        settings = settings[section]
-        if isinstance(settings, CommentedMap) and not settings:
-            settings.fa.set_flow_style()  # {} stays on its line
-        if not isinstance(settings, dict):
-            raise SettingsError(f"{override}: '{section}' is {settings!r} and has no keys. Set '{section}' itself.")
-    settings[last] = value
+        target[override.key] = parse()  # parse again, because the file has an alias for a shared list
 
 
 def _list_grid_sections(settings: Any, presets: Sequence[Any]) -> list[Any]:

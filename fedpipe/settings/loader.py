@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +43,26 @@ def override_settings(settings: dict[str, Any], *changes: dict[str, Any]) -> dic
     """Copy ``settings`` and set the value at each dotted key. Later changes take precedence."""
     result = copy.deepcopy(settings)
     for key, value in (change for part in changes for change in copy.deepcopy(part).items()):
-        *sections, last = key.split(".")
-        target = result
-        for section in sections:
-            target = target.setdefault(section, {})
-            if not isinstance(target, dict):
-                raise SettingsError(f"study.grid: '{key}' can't be set, because '{section}' is not a section.")
-        target[last] = value
+        set_value(result, key.split("."), value)
     return result
+
+
+def set_value(settings: dict[str, Any], key_path: Sequence[str], value: Any) -> None:
+    """Set the value at a path of keys, and create missing sections.
+
+    Raises
+    ------
+    SettingsError
+        A section of the path is another value.
+    """
+    *sections, last = key_path
+    for section in sections:
+        if settings.get(section) is None:
+            settings[section] = {}
+        settings = settings[section]
+        if not isinstance(settings, dict):
+            raise SettingsError(
+                f"{'.'.join(key_path)}: can't be set, because '{section}' is {settings!r} and has no keys. Set "
+                f"'{section}' itself."
+            )
+    settings[last] = value

@@ -16,7 +16,6 @@ from tests.errors import rejects
 
 BASE = """\
 # yaml-language-server: $schema=params.schema.json
-# my study
 dataset: {name: digits}
 federation:
   rounds: 2        # few
@@ -85,7 +84,6 @@ def test_derived_study_is_base_study_with_new_values(
     lines = study.path.read_text().splitlines()
     assert f"params.yaml with -S {options[0]}" in lines[0]
     assert "# yaml-language-server: $schema=../params.schema.json" in lines
-    assert "# my study" in lines
     assert Path("params.yaml").read_text() == BASE
     assert not derive(*options).write_study("full"), "the file is up to date"
 
@@ -125,6 +123,7 @@ def test_derived_study_with_space_and_other_letters_is_not_reported_as_edited(mo
     for option in ("study.seeds=0,1", "study.seeds=0, 1"):
         derive(option).write_study("full")
         assert derive(option).file_state == "current"
+        assert "title: FedDW (λ)\n" in derive(option).study_text
     assert len(list(Path("studies").glob("*.yaml"))) == 2
 
 

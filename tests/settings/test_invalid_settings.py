@@ -421,7 +421,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"study.grid": {"partition.alpha": 0.1}}, "study.grid.partition.alpha: 0.1 ... list, such as [0.1]."),
     (
         {"study.grid": {"partition.alpha.x": [1]}},
-        "study.grid: 'partition.alpha.x' ... 'alpha' ... partition.alpha.x: 1",
+        "partition.alpha.x: ... 'alpha' is 0.3 ... Set 'alpha' itself. ... partition.alpha.x: 1 of study.grid",
     ),
     # training
     ({"federation.batch_size": "all"}, "federation.batch_size: 'all' "),
