@@ -6,14 +6,14 @@ written with the fast parser of libyaml, because a study may have a thousand run
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 from typing_extensions import override
 
-from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.errors import ArtifactError, SettingsError, format_error
 
 MAX_DEPTH = 100  #: maximum nesting of lists and mappings. Settings need about ten
 MAX_ALIASED_VALUES = 100_000  #: maximum number of values that aliases repeat
@@ -122,6 +122,31 @@ def read_generated_yaml(path: Path) -> Any:
     except (OSError, ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise ArtifactError(f"{path} is damaged ({reason}). Delete it and run `fedpipe plan`.") from None
+
+
+def read_keyed_settings(path: Path, name: str, compute_name: Callable[[Any], str]) -> dict[str, Any]:
+    """Read a settings file that `fedpipe plan` has written, whose path contains a hash of the settings.
+
+    ``name`` is this part of the path, and ``compute_name`` computes it from the settings.
+
+    Raises
+    ------
+    ArtifactError
+        The file is missing, is not YAML, or differs from its name.
+    """
+    try:
+        settings: dict[str, Any] = read_yaml(path.read_text(), path)
+        computed_name = compute_name(settings)
+    except (FileNotFoundError, NotADirectoryError):
+        raise ArtifactError(f"{path} is missing. Run `fedpipe plan` to write it again, or correct '{name}'.") from None
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ArtifactError(f"{path} is damaged ({format_error(error)}). Delete it and run `fedpipe plan`.") from None
+    if computed_name != name:
+        raise ArtifactError(
+            f"{path} was edited: its key would be {computed_name}. Run `fedpipe plan` to write it again, and change "
+            "the study's file instead."
+        )
+    return settings
 
 
 def format_yaml(value: Any) -> str:

@@ -13,7 +13,7 @@ from fedpipe.core.components import code_digest
 from fedpipe.core.errors import ArtifactError, SettingsError, suggest_name
 from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage.layout import DiagnosticFiles
-from fedpipe.core.yaml_text import format_yaml, read_yaml
+from fedpipe.core.yaml_text import format_yaml, read_keyed_settings
 from fedpipe.planning.plan import Cell, PlannedDiagnostic
 from fedpipe.settings.diagnostics import Diagnostic, HeadNorms
 from fedpipe.settings.params import Params
@@ -61,25 +61,16 @@ def read_diagnostic_settings(files: DiagnosticFiles) -> dict[str, Any]:
         The file is missing, differs from the key in its name, or belongs to other code.
     """
     path = files.settings
-    try:
-        settings: dict[str, Any] = read_yaml(path.read_text(), path)
-        kind, key = str(settings["kind"]), compute_json_digest(settings)
-    except FileNotFoundError:
-        raise ArtifactError(f"{path} is missing. Run `fedpipe plan` to write it again.") from None
-    except (LookupError, TypeError, ValueError) as error:
-        raise ArtifactError(f"{path} is damaged ({error}). Delete it and run `fedpipe plan`.") from None
-    names = [f"{kind}-{key}", f"{settings['round']:04d}", settings["run"]]
-    if (
-        names != [path.stem, *(parent.name for parent in list(path.parents)[:2])]
-        or kind not in code_digest.DIAGNOSTIC_MODULES
-    ):
-        raise ArtifactError(
-            f"{path} was edited: its key would be {key}. Run `fedpipe plan` to write it again, and change the study's "
-            "`diagnostics` instead."
-        )
-    if settings["code"] != code_digest.compute_diagnostic_digest(kind):
+    settings = read_keyed_settings(path, "/".join(path.with_suffix("").parts[-3:]), _compute_file_name)
+    kind = settings["kind"]
+    if kind not in code_digest.DIAGNOSTIC_MODULES or settings["code"] != code_digest.compute_diagnostic_digest(kind):
         raise ArtifactError(f"{path} belongs to another version of {kind}. Type `fedpipe run`, which plans again.")
     return settings
+
+
+def _compute_file_name(settings: dict[str, Any]) -> str:
+    """Compute the end of the path of a diagnostic's settings file, with its run and its round."""
+    return f"{settings['run']}/{settings['round']:04d}/{settings['kind']}-{compute_json_digest(settings)}"
 
 
 def _plan_diagnostic(name: str, diagnostic: Diagnostic, cell: Cell, round_number: int) -> PlannedDiagnostic:

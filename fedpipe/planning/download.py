@@ -17,9 +17,9 @@ import yaml
 
 from fedpipe.core.components import pinned_files, registry
 from fedpipe.core.components.component import DATASET, MODEL, PARTITION, ComponentKind
-from fedpipe.core.errors import ArtifactError, SettingsError, format_error
+from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import files
-from fedpipe.core.yaml_text import read_yaml
+from fedpipe.core.yaml_text import read_keyed_settings, read_yaml
 from fedpipe.data import store
 from fedpipe.data.datasets.base import Dataset, DatasetInfo, PinnedDataset, PublishedDataset
 from fedpipe.data.datasets.huggingface import HuggingFace
@@ -60,21 +60,10 @@ def download_dataset(name: str) -> Path:
     ArtifactError
         No plan has it, or its settings file was edited. See also :func:`load_and_save_dataset`.
     """
-    settings = store.get_dataset_settings_path(name)
-    if not is_planned_dataset(name):
-        raise ArtifactError(f"{settings} is missing: '{name}' is not a data set of a plan. Run `fedpipe plan` first.")
-    try:
-        section = parser.parse_dataset(read_yaml(settings.read_text(), settings))
-        expected_name = section.dataset_path.stem
-    except SettingsError as error:
-        raise ArtifactError(
-            f"{settings} is damaged ({format_error(error)}). Run `fedpipe plan` to write it again."
-        ) from None
-    if expected_name != name:
-        raise ArtifactError(
-            f"{settings} was edited: it describes {expected_name}. Run `fedpipe plan` to write it again, and change "
-            "params.yaml instead."
-        )
+    path = store.get_dataset_settings_path(name)
+    section = parser.parse_dataset(
+        read_keyed_settings(path, name, lambda settings: parser.parse_dataset(settings).dataset_path.stem)
+    )
     return load_and_save_dataset(section.effective_dataset, section.fetcher)
 
 

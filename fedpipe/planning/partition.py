@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from fedpipe.core.components import code_digest, component, registry
-from fedpipe.core.errors import ArtifactError, format_error
+from fedpipe.core.errors import ArtifactError
 from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage import files, layout
-from fedpipe.core.yaml_text import read_yaml
+from fedpipe.core.yaml_text import read_keyed_settings, read_yaml
 from fedpipe.data import heterogeneity, store
 from fedpipe.data.assignment import Assignment, assign_samples, compute_assignment_sha256, select_sample_subset
 from fedpipe.data.partitions.base import Scheme
@@ -71,24 +71,11 @@ def read_partition_settings(key: str) -> dict[str, Any]:
     ArtifactError
         The file is missing or differs from the key in its folder's name.
     """
-    settings_path = get_settings_path(key)
-    try:
-        settings: dict[str, Any] = read_yaml(settings_path.read_text(), settings_path)
-        computed_key = compute_json_digest({name: value for name, value in settings.items() if name != "origin"})
-    except FileNotFoundError:
-        raise ArtifactError(
-            f"{settings_path} is missing: '{key}' is not a partition of a plan. Run `fedpipe plan` first."
-        ) from None
-    except (AttributeError, TypeError, ValueError) as error:
-        raise ArtifactError(
-            f"{settings_path} is damaged ({format_error(error)}). Run `fedpipe plan` to write it again."
-        ) from None
-    if computed_key != key:
-        raise ArtifactError(
-            f"{settings_path} was edited: its key would be {computed_key}. Run `fedpipe plan` to write it again, and "
-            "change params.yaml instead."
-        )
-    return settings
+    return read_keyed_settings(
+        get_settings_path(key),
+        key,
+        lambda settings: compute_json_digest({name: value for name, value in settings.items() if name != "origin"}),
+    )
 
 
 def describe_omitted_clients(key: str, settings: dict[str, Any], assignment: Assignment) -> list[str]:

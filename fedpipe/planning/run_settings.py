@@ -12,7 +12,7 @@ from fedpipe.core.components.code_digest import compute_code_digest
 from fedpipe.core.components.component import ALGORITHM, MODEL, PARTITION, Component, ComponentKind
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.hashing import compute_json_digest
-from fedpipe.core.yaml_text import format_yaml, read_generated_yaml, read_yaml
+from fedpipe.core.yaml_text import format_yaml, read_generated_yaml, read_keyed_settings
 from fedpipe.settings.dataset import SPLIT_KEYS, Data
 from fedpipe.settings.evaluation import Evaluation
 from fedpipe.settings.federation import Federation
@@ -75,19 +75,7 @@ class RunSettings:
         ArtifactError
             The file is missing or differs from the key in its folder's name.
         """
-        try:
-            settings = cls(**read_yaml(path.read_text(), path))
-            key = settings.key
-        except (FileNotFoundError, NotADirectoryError):
-            raise ArtifactError(f"{path} is missing. Run `fedpipe plan` to write it again.") from None
-        except (TypeError, ValueError) as error:
-            raise ArtifactError(f"{path} is damaged ({error}). Delete it and run `fedpipe plan`.") from None
-        if key != path.parent.name:
-            raise ArtifactError(
-                f"{path} was edited: its key would be {key}. Run `fedpipe plan` to write it again, and change "
-                "params.yaml instead."
-            )
-        return settings
+        return cls(**read_keyed_settings(path, path.parent.name, lambda settings: cls(**settings).key))
 
     @classmethod
     def read_unchecked(cls, path: Path) -> RunSettings:

@@ -176,5 +176,5 @@ def test_dataset_rejects_samples_that_differ_from_class_attributes(
 
 
 def test_download_rejects_dataset_without_plan(in_empty_folder: Path) -> None:
-    with pytest.raises(ArtifactError, match=r"digits-0123\.yaml is missing: 'digits-0123' is not a data set of a plan"):
+    with pytest.raises(ArtifactError, match=r"digits-0123\.yaml is missing\. .*`fedpipe plan` .*'digits-0123'"):
         download.download_dataset("digits-0123")

@@ -152,6 +152,7 @@ def test_diagnostic_rejects_edited_damaged_or_missing_settings() -> None:
     for edited_text, message in (
         (settings_text.replace("trained", "received"), "was edited"),
         (settings_text.replace("round: 2", "round: 3"), "was edited"),
+        (settings_text.replace("round: 2", "round: two"), "is damaged ("),
         ("[]", "is damaged ("),
         ("a: [", "is damaged ("),
     ):
