@@ -4,7 +4,7 @@ BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 SHELL := /bin/bash  # Apple's make 3.81 ignores this PATH if it starts a command without a shell
 
-.PHONY: setup demo gallery papers test test-all lint docs notebook docs-site docs-serve benchmarks benchmarks-peers lock
+.PHONY: setup demo gallery papers test test-all lint lint-fast docs notebook docs-site docs-serve benchmarks benchmarks-peers lock
 
 setup: $(BIN)/.installed
 
@@ -47,13 +47,17 @@ test-all: setup
 	pytest -q -n 4 --dist loadfile --no-loadscope-reorder --durations 30 -m slow
 
 lint: setup
+	@$(MAKE) --no-print-directory lint-fast
+	snakemake --lint
+
+# What pre-commit runs. It installs nothing, and does not plan params.yaml as `snakemake --lint` does.
+lint-fast:
 	ruff check
 	ruff format --check
 	mypy --strict fedpipe snakemake_executor_plugin_fedpipe_slurm snakemake_logger_plugin_fedpipe
 	mypy --config-file tests/mypy.ini tests benchmarks
 	lint-imports
 	snakefmt --check Snakefile workflow
-	snakemake --lint
 
 # Files generated from the code: run this after a change of a component's parameters or docstring.
 docs: setup

@@ -25,7 +25,7 @@ ELSEWHERE = {
     "snakemake --lint": ".ci/run",
     "pytest -q tests/report": ".ci/run",
     "pip install pre-commit && pre-commit install": (
-        "tests/project/test_ci.py::test_hooks_accept_project_and_reject_bad_code"
+        "tests/project/test_ci.py::test_linters_accept_project_and_reject_bad_code"
     ),
     "pip wheel --no-deps . && pip install fedpipe-*.whl": WHEEL,
     "fedpipe init ../study && cd ../study": WHEEL,
