@@ -28,7 +28,7 @@ def list_components(
     if kind == DIAGNOSTIC_KIND:
         summaries = {name: get_diagnostic_summary(name) for name in code_digest.DIAGNOSTIC_MODULES}
     else:
-        component_kind = _find_component_kind(kind, DIAGNOSTIC_KIND)
+        component_kind = _find_component_kind(kind)
         summaries = {
             name: get_docstring_summary(registry.find_component(component_kind, name))
             for name in registry.list_components(component_kind)
@@ -83,23 +83,15 @@ def describe_component(
 
 
 @app.command("docs", rich_help_panel=GENERATED_PANEL)
-def generate_docs(
-    page: Annotated[
-        str | None, typer.Argument(help="Page: settings, cli, algorithms, datasets, models, partitions or plots.")
-    ] = None,
-) -> None:
-    """Print a generated page: all keys of params.yaml, all commands, or all components of a kind.
+def generate_docs() -> None:
+    """Write the generated pages, params.schema.json and the template of DVC's plots into a clone of fedpipe.
 
-    Without PAGE, write all pages, params.schema.json and the template of DVC's plots into the clone.
+    The pages list all keys of params.yaml, all commands, and all components of each kind. params.schema.json is the
+    JSON Schema of params.yaml, with which editors complete and check its keys.
     """
-    from fedpipe.cli.docs.commands import render_commands_page
-    from fedpipe.cli.docs.pages import render_components_page, render_plots_page, render_settings_page, write_docs
+    from fedpipe.cli.docs.pages import write_docs
 
-    if page is None:
-        write_docs()
-        return
-    pages = {"settings": render_settings_page, "cli": render_commands_page, "plots": render_plots_page}
-    typer.echo(pages[page]() if page in pages else render_components_page(_find_component_kind(page, *pages)), nl=False)
+    write_docs()
 
 
 @app.command("new-algorithm", rich_help_panel=USER_PANEL)
@@ -143,14 +135,6 @@ def check_algorithm(
     typer.echo(f"{name} passes all checks.")
 
 
-@app.command("schema", rich_help_panel=GENERATED_PANEL)
-def print_schema() -> None:
-    """Print the JSON Schema of params.yaml, for editors."""
-    from fedpipe.cli.docs.pages import render_json_schema
-
-    typer.echo(render_json_schema(), nl=False)
-
-
 def _find_algorithm_of_entry(name: str) -> str:
     """Find the algorithm of an entry of params.yaml, such as own.Prox of `prox`. Return other names unchanged."""
     from fedpipe.settings import loader
@@ -161,13 +145,13 @@ def _find_algorithm_of_entry(name: str) -> str:
     return str(entry["algorithm"]) if isinstance(entry, dict) and "algorithm" in entry else name
 
 
-def _find_component_kind(plural_name: str, *extra_choices: str) -> ComponentKind:
+def _find_component_kind(plural_name: str) -> ComponentKind:
     """Find a kind of components by its name on the command line."""
     from fedpipe.core.components.component import COMPONENT_KINDS
 
     kinds = {kind.plural: kind for kind in sorted(COMPONENT_KINDS, key=lambda kind: kind.plural)}
     if plural_name not in kinds:
         raise SettingsError(
-            f"'{plural_name}' is not a kind of component. {suggest_name(plural_name, [*kinds, *extra_choices])}"
+            f"'{plural_name}' is not a kind of component. {suggest_name(plural_name, [*kinds, DIAGNOSTIC_KIND])}"
         )
     return kinds[plural_name]

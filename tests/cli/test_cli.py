@@ -260,7 +260,7 @@ def test_help_has_short_option(command: str) -> None:
 
 
 def test_schema_is_valid_json_schema() -> None:
-    schema = json.loads(run_command("schema"))
+    schema = json.loads(pages.render_json_schema())
     validator = jsonschema.validators.validator_for(schema)
     validator.check_schema(schema)
     assert not list(validator(schema).iter_errors(studies.settings()))

@@ -17,7 +17,7 @@ from fedpipe.core.components import component, registry
 from fedpipe.core.components.component import PARTITION, Component
 from fedpipe.core.errors import SettingsError
 from fedpipe.settings import params
-from tests.small_studies import ROOT
+from tests.small_studies import ROOT, run_command
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,11 +106,11 @@ def test_commands_page_is_up_to_date_and_has_every_option() -> None:
     assert "--help`:" not in page
 
 
-def test_write_docs_writes_all_pages_and_needs_docs_folder(in_empty_folder: Path) -> None:
+def test_docs_command_writes_all_pages_and_needs_docs_folder(in_empty_folder: Path) -> None:
     with pytest.raises(SettingsError, match=r"^docs: "):
-        pages.write_docs()
+        run_command("docs")
     (in_empty_folder / "docs").mkdir()
-    pages.write_docs()
+    run_command("docs")
     paths = [path for path in in_empty_folder.rglob("*") if path.is_file()]
     assert len(paths) == 8
     for path in paths:

@@ -276,7 +276,7 @@ def test_schema_file_of_params_yaml_is_current() -> None:
     match = re.fullmatch(r"# yaml-language-server: \$schema=(\S+)", first)
     path = ROOT / match[1]
     assert path.is_file(), f"editors can't find {match[1]}"
-    assert json.loads(path.read_text()) == build_json_schema(), "run `fedpipe schema > params.schema.json`"
+    assert json.loads(path.read_text()) == build_json_schema(), "type `make docs`"
 
 
 def test_text_model_needs_vocabulary_of_dataset() -> None:

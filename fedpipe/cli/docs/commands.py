@@ -5,7 +5,7 @@ from __future__ import annotations
 HEAD = """\
 # Command line
 
-Generated from the help texts by `fedpipe docs cli`. `fedpipe COMMAND --help` prints the same text. Type commands in the
+Generated from the help texts by `fedpipe docs`. `fedpipe COMMAND --help` prints the same text. Type commands in the
 folder of params.yaml. After a mistake, a command prints one message and exits with status 2."""
 HELP_OPTION = "* `--help`: Show this message and exit.\n"
 
