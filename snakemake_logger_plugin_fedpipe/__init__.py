@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import sys
 import time
 from collections.abc import Iterator
@@ -32,7 +33,7 @@ from typing_extensions import override
 from snakemake_logger_plugin_fedpipe.progress import CTRL_C_MESSAGE, ProgressPrinter
 from snakemake_logger_plugin_fedpipe.settings import LogHandlerSettings
 
-__all__ = ["LogHandler", "LogHandlerSettings", "read_records"]
+__all__ = ["LogHandler", "LogHandlerSettings", "has_ended", "read_records"]
 
 RECORDS_FOLDER = Path(".snakemake/fedpipe/jobs")
 FILE_LIMIT = 100
@@ -115,6 +116,20 @@ class LogHandler(LogHandlerBase):
     needs_rulegraph = False
 
 
+def has_ended(path: Path) -> bool:
+    """Whether the Snakemake that wrote this file ran on this machine and has ended."""
+    _, process, machine = [*path.stem.split("-", 2), ""][:3]
+    if machine != platform.node() or not process.isdecimal():
+        return False
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # of another user
+        pass
+    return False
+
+
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
     """Read the lines of a file, except damaged ones, because Snakemake may have been killed while it wrote."""
     for line in path.read_text(errors="replace").splitlines():
@@ -139,4 +154,4 @@ def _open_file() -> TextIO:
     RECORDS_FOLDER.mkdir(parents=True, exist_ok=True)
     for path in sorted(RECORDS_FOLDER.glob("*.jsonl"))[: 1 - FILE_LIMIT]:
         path.unlink(missing_ok=True)
-    return (RECORDS_FOLDER / f"{time.time_ns()}-{os.getpid()}.jsonl").open("x")
+    return (RECORDS_FOLDER / f"{time.time_ns()}-{os.getpid()}-{platform.node()}.jsonl").open("x")

@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -26,12 +26,13 @@ from fedpipe.core.storage.layout import MergedRoundFiles, RunFiles
 from fedpipe.planning.plan import Plan, PlannedRun
 from fedpipe.report import results
 from fedpipe.report.words import format_duration, format_metric_label
-from snakemake_logger_plugin_fedpipe import RECORDS_FOLDER, read_records
+from snakemake_logger_plugin_fedpipe import RECORDS_FOLDER, has_ended, read_records
 from snakemake_logger_plugin_fedpipe.progress import read_log_tail
 
 #: States in the order of the display.
 RunState = Literal["failed", "running", "queued", "stopped", "waiting", "done"]
 RUN_STATES: tuple[RunState, ...] = ("failed", "running", "queued", "stopped", "waiting", "done")
+ROUND_RULES = ("segment", "init", "train", "aggregate", "evaluate")  #: rules that compute rounds of a run
 RECENT_ROUNDS = 5  #: rounds for the mean rate
 LOG_LINES = 20  #: lines to read of a failed job's log
 
@@ -112,6 +113,7 @@ class LoggedJob:
     logs: list[Path]  #: log of the job, then Slurm's
     timestamp: float  #: time of the record in seconds since the epoch
     submit_time: float = 0.0  #: time of submission
+    is_finished: bool = False
     error: str = ""  #: reason of the failure, from the executor
     interrupted: bool = False  #: ended by Ctrl+C
 
@@ -119,6 +121,11 @@ class LoggedJob:
     def output_parent_folders(self) -> set[Path]:
         """Its outputs and the folders that contain them."""
         return {ancestor for path in self.outputs for ancestor in (path, *path.parents)}
+
+    @property
+    def run_folder(self) -> Path | None:
+        """Folder of the run whose rounds it computes, if it does."""
+        return Path(*self.outputs[0].parts[:4]) if self.rule in ROUND_RULES else None
 
     @property
     def has_started(self) -> bool:
@@ -150,24 +157,19 @@ def load_run_progress(plan: Plan, has_curves: bool = False) -> tuple[list[RunPro
     With ``has_curves``, load the accuracies of all evaluated rounds, otherwise of the last one. With `tune`, the plan
     is that of ``plan.add_search_results(has_draws=True)``.
     """
-    logged_jobs = _read_logged_jobs()
-    # Segments of a run follow one another, so an earlier one with another last round belongs to an earlier study.
-    segments = {job.outputs[0].parent: job.outputs for job in logged_jobs if job.rule == "segment"}
-    jobs = {
-        job.logs[0]: job  # last record of each job
-        for job in logged_jobs
-        if job.rule != "segment" or job.outputs == segments[job.outputs[0].parent]
-    }
+    jobs = {job.logs[0]: job for job in _drop_replaced_jobs(_read_logged_jobs())}  # last record of each job
     sorted_runs = sort_runs(plan)
     markers_by_run = {run.path: run.merged_files.marker for run in sorted_runs}
     unfinished_jobs = [
-        job for job in jobs.values() if not all(markers_by_run.get(path, path).exists() for path in job.outputs)
+        job
+        for job in jobs.values()
+        if not job.is_finished and not all(markers_by_run.get(path, path).exists() for path in job.outputs)
     ]
     jobs_by_path: dict[Path, list[LoggedJob]] = {}
     for job in unfinished_jobs:
         for path in job.output_parent_folders:
             jobs_by_path.setdefault(path, []).append(job)
-    snakemake_start = min(_get_modification_times((SNAKEMAKE_FOLDER / "locks").glob("*")), default=None)
+    snakemake_start = _find_snakemake_start()
     runs = [
         _measure_run_progress(plan, run, name, jobs_by_path.get(run.path, []), snakemake_start, has_curves)
         for run, name in zip(sorted_runs, format_run_names(plan).values(), strict=True)
@@ -393,6 +395,35 @@ def _average_round_seconds(times: Sequence[Mapping[str, float]]) -> float | None
     return sum(seconds) / len(seconds) if seconds else None
 
 
+def _drop_replaced_jobs(jobs: list[LoggedJob]) -> list[LoggedJob]:
+    """Drop the jobs of a run that another division of its rounds into jobs has replaced.
+
+    Segments of a run follow one another, so an earlier one with another last round belongs to an earlier study. And a
+    run is computed either by segments or by jobs of single rounds.
+    """
+    last_jobs = {job.run_folder: job for job in jobs if job.run_folder}
+
+    def is_current(job: LoggedJob) -> bool:
+        if job.run_folder is None:
+            return True
+        last_job = last_jobs[job.run_folder]
+        return job.outputs == last_job.outputs if "segment" in (job.rule, last_job.rule) else True
+
+    return [job for job in jobs if is_current(job)]
+
+
+def _find_snakemake_start() -> float | None:
+    """Find when the running Snakemake locked its outputs. None if none runs, or if it was killed on this machine."""
+    lock_times = _get_modification_times((SNAKEMAKE_FOLDER / "locks").glob("*"))
+    if not lock_times:
+        return None
+    record_times = {path: time for path in RECORDS_FOLDER.glob("*.jsonl") for time in _get_modification_times([path])}
+    recent_records = [path for path, time in record_times.items() if time >= min(lock_times)]
+    # A lock after the last record may be of a Snakemake that has not begun a job.
+    is_known = bool(recent_records) and max(lock_times) <= max(record_times.values())
+    return None if is_known and all(map(has_ended, recent_records)) else min(lock_times)
+
+
 def _read_logged_jobs() -> list[LoggedJob]:
     """Read the records of all snakemakes' jobs in order of time."""
     jobs = []
@@ -405,10 +436,14 @@ def _read_logged_jobs() -> list[LoggedJob]:
 @functools.cache
 def _read_logged_jobs_of_file(path: Path, file_size: int) -> list[LoggedJob]:
     """Parse the jobs in a file of records. Its size is in the key of the cache, because Snakemake appends to it."""
-    jobs = []
+    jobs: list[LoggedJob] = []
     submit_times: dict[int, float] = {}  #: by number of the job
+    last_jobs: dict[int, LoggedJob] = {}
     for record in read_records(path):
         with suppress(LookupError, TypeError, ValueError):  # a damaged line, or an unknown job
+            if record["event"] == "job_finished":
+                jobs.append(replace(last_jobs[record["job"]], timestamp=float(record["time"]), is_finished=True))
+                continue
             if not record["log"]:
                 continue
             if record["event"] == "job_info":
@@ -421,10 +456,11 @@ def _read_logged_jobs_of_file(path: Path, file_size: int) -> list[LoggedJob]:
                     [Path(log) for log in record["log"]],
                     float(record["time"]),
                     submit_times.get(record["job"], 0.0),
-                    record.get("error", ""),
-                    record.get("interrupted", False),
+                    error=record.get("error", ""),
+                    interrupted=record.get("interrupted", False),
                 )
             )
+            last_jobs[record["job"]] = jobs[-1]
     return jobs
 
 

@@ -80,9 +80,9 @@ def test_contrast_uncertainty_is_at_least_sampling_error():
 @pytest.mark.parametrize("values", [{0: 80.0, 1: 80.0}, {5: 80.0, 6: 80.2}])
 def test_sampling_error_never_shortens_interval_of_few_seeds(values):
     """The variance of the sampling error is known, but not that between seeds, so its quantile is smaller."""
-    numbers = RunMean.from_values({0: 80.5, 1: 81.3}), RunMean.from_values(values)
+    one, two = RunMean.from_values({0: 80.5, 1: 81.3}), RunMean.from_values(values)
     widths = [
-        contrasts.compute_contrast(*(set_min_std(number, min_std) for number in numbers), None).width
+        contrasts.compute_contrast(set_min_std(one, min_std), set_min_std(two, min_std), None).width
         for min_std in (0.0, 0.5, 0.8, 3.0)
     ]
     assert widths == sorted(widths)

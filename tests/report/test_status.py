@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -315,6 +316,49 @@ def test_status_ignores_failed_segment_after_edit_of_rounds(plan: NewPlan) -> No
     write_segment_records(plan, BEGUN, number=2)
     assert read_states(plan)["fedprox"] == "queued"
     assert not status.load_run_progress(plan)[1]
+
+
+@pytest.mark.parametrize("is_split_later", [True, False])
+def test_status_ignores_failed_job_after_run_is_split_otherwise(plan: NewPlan, is_split_later: bool) -> None:
+    """After a time limit the error advises `execution: {rounds_per_job: 1, clients_per_job: 1}`, or the reverse."""
+    run = plan.runs[1].files
+    segment = {"output": [str(run.get_segment_manifest_path(3))], "log": ["segment.log"]}
+    block = {"output": [str(run.get_round_files(3).get_block_uploads_path(0))], "log": ["train.log"], "rule": "train"}
+    first, last = (segment, block) if is_split_later else (block, segment)
+    write_segment_records(plan, BEGUN | first, FAILED | first)
+    assert read_states(plan)["fedprox"] == "failed"
+    write_segment_records(plan, BEGUN | last, number=2)
+    assert read_states(plan)["fedprox"] == "queued"
+    assert not status.load_run_progress(plan)[1]
+
+
+def test_finished_job_with_temporary_output_is_not_running(plan: NewPlan) -> None:
+    files_of_round = plan.runs[1].files.get_round_files(3)
+    block = {"output": [str(files_of_round.get_block_uploads_path(0))], "log": ["train.log"], "rule": "train"}
+    aggregation = {"output": [str(files_of_round.complete_states_marker)], "log": ["b.log"], "rule": "aggregate"}
+    write_segment_records(plan, BEGUN | block, {"event": "job_finished"}, BEGUN | aggregation | {"job": 4})
+    files.write_bytes(Path("train.log"), b"done")
+    assert read_states(plan)["fedprox"] == "queued", "Snakemake has deleted the uploads"
+
+
+def test_run_of_killed_snakemake_is_stopped(plan: NewPlan) -> None:
+    log = Path(write_segment_records(plan, BEGUN))
+    files.write_bytes(log, b"one\n")
+    ended_process = subprocess.Popen([sys.executable, "-c", ""])
+    ended_process.wait()
+    folder = Path(".snakemake/fedpipe/jobs")
+    for process, machine, state in (
+        (ended_process.pid, platform.node(), "stopped"),
+        (ended_process.pid, "another", "running"),
+        (os.getpid(), platform.node(), "running"),
+    ):
+        (record,) = folder.iterdir()
+        record = record.rename(folder / f"1-{process}-{machine}.jsonl")
+        record.touch()
+        assert read_states(plan)["fedprox"] == state
+    record = record.rename(folder / f"1-{ended_process.pid}-{platform.node()}.jsonl")
+    os.utime(record, (1, 1))
+    assert read_states(plan)["fedprox"] == "running", "the lock is of a later Snakemake"
 
 
 def test_progress_table_sorts_active_runs_first_and_counts_hidden_runs(plan: NewPlan) -> None:
