@@ -456,13 +456,13 @@ class Results:
 def load(path: str | Path = PARAMS) -> Results:
     """See :func:`fedpipe.load`."""
     absolute_path = Path(path).absolute()
-    folder = next(
-        (ancestor for ancestor in (absolute_path, *absolute_path.parents) if (ancestor / PARAMS).is_file()), None
-    )
-    if folder is None:
+    folders = [ancestor for ancestor in (absolute_path, *absolute_path.parents) if (ancestor / PARAMS).is_file()]
+    if not folders:
         raise SettingsError(
             f"{path}: params.yaml is not in this folder or a folder above it. Use the folder of a study."
         )
+    # A study in a subfolder may be named params.yaml, too.
+    folder = next((ancestor for ancestor in folders if (ancestor / "Snakefile").is_file()), folders[0])
     with contextlib.chdir(folder):
         relative_path = absolute_path.relative_to(folder)
         if relative_path.parts[:1] == RESULTS.parts:

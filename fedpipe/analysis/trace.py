@@ -32,6 +32,8 @@ from fedpipe.report.data import StudyData
 from fedpipe.report.words import METRICS
 from fedpipe.settings.report import Report
 
+TABLES = ("results.md", "results.csv")  #: tables whose cells can be traced
+
 
 def collect_cell_provenance(table: Path, cell: str) -> dict[str, Any]:
     """Trace a cell to everything that it was computed from.
@@ -57,14 +59,15 @@ def collect_cell_provenance(table: Path, cell: str) -> dict[str, Any]:
     ArtifactError
         The table differs from the one of the plan's runs, or an artifact is missing or damaged.
     """
-    if table.parent.name != "tables":
+    if table.parent.name != "tables" or table.name not in TABLES:
         raise SettingsError(f"'{table}' is not a study's table. Use a path such as results/tables/results.md.")
     if RESULTS.resolve() not in table.resolve().parents:
         raise SettingsError(f"'{table}' is not in the results of this folder. Change to the folder of its study.")
     plan = Plan.read(table.parent.parent / "plan.json")
     data, report = StudyData(plan), plan.report
-    require_current_tables(data, "results.md", "results.csv")
+    require_current_tables(data, *TABLES)
     table_cells = _collect_rows_by_cell_name(data)
+    cell = _sort_grid_point(cell, table_cells)
     if cell not in table_cells:
         similar_names = [name for name in table_cells if name.partition(".")[0] == cell.partition(".")[0]]
         raise SettingsError(
@@ -159,9 +162,25 @@ def _collect_rows_by_cell_name(data: StudyData) -> dict[str, dict[Any, Any]]:
     cells = {}
     for row in shown_rows.to_dict("records"):
         point = results.describe_grid_point({name: row[name] for name in data.plan.grid})
-        metric = "" if row["metric"] == "accuracy" else row["metric"]
-        cells[".".join(filter(None, (row["algorithm"], point, row["protocol"], metric)))] = row
+        prefix, suffix = _get_cell_affixes(row)
+        cells[f"{prefix}.{point}{suffix}" if point else f"{prefix}{suffix}"] = row
     return cells
+
+
+def _get_cell_affixes(row: dict[Any, Any]) -> tuple[str, str]:
+    """Get the beginning and the end of a cell's name, between which is its grid point."""
+    return row["algorithm"], f".{row['protocol']}" + ("" if row["metric"] == "accuracy" else f".{row['metric']}")
+
+
+def _sort_grid_point(cell: str, table_cells: dict[str, dict[Any, Any]]) -> str:
+    """Get the name of a cell whose grid point may have its values in another order than the table."""
+    for name, row in table_cells.items():
+        prefix, suffix = _get_cell_affixes(row)
+        if cell.startswith(f"{prefix}.") and cell.endswith(suffix):
+            typed, sorted_point = (text[len(prefix) + 1 : -len(suffix)].split(", ") for text in (cell, name))
+            if sorted(typed) == sorted(sorted_point):
+                return name
+    return cell
 
 
 def _get_reported_rounds(frame: pd.DataFrame, report: Report) -> list[int]:

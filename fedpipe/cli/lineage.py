@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedpipe.cli.group import USER_PANEL, Preset, StudyFile, app
+from fedpipe.cli.group import USER_PANEL, Preset, app, require_study_path
 from fedpipe.cli.plans import read_plan, warn_if_stale
 from fedpipe.core.errors import UserError
 from fedpipe.core.storage import layout
@@ -41,7 +41,14 @@ def verify_results(
         list[Path] | None, typer.Argument(help="Folders of runs. By default, all runs of the study.")
     ] = None,
     rerun: Annotated[int, typer.Option(min=0, help="Number of random runs of which a random round is repeated.")] = 1,
-    params: StudyFile = PARAMS,
+    params: Annotated[
+        Path | None,
+        typer.Option(
+            "--params",
+            help="Study file. By default params.yaml, and with --stored the folder studies/papers.",
+            callback=require_study_path,
+        ),
+    ] = None,
     preset: Preset = FULL_PRESET,
     is_stored: Annotated[
         bool,
@@ -61,11 +68,11 @@ def verify_results(
 
     verdicts: Iterable[VerificationResult]
     if is_stored:
-        verdicts = _verify_stored_runs(PAPERS if params == PARAMS else params, preset, rerun, random.Random(seed))
+        verdicts = _verify_stored_runs(params or PAPERS, preset, rerun, random.Random(seed))
     elif runs:
         verdicts = verify.verify_runs(runs, rerun, random.Random(seed))
     else:
-        study_plan = read_plan(params, preset)
+        study_plan = read_plan(params or PARAMS, preset)
         paths = [run.path for run in study_plan.add_search_results(has_draws=True).runs]
         verdicts = itertools.chain(
             [verify_study.verify_study(study_plan)],

@@ -26,7 +26,7 @@ def init_project(
         for name in project.create_project(folder):
             typer.echo(f"Your {name} is kept.")
         typer.echo(
-            f"Created the project {folder}. Run its study:  cd {shlex.quote(str(folder))} && fedpipe run\n"
+            f"Created the project {folder}. Run its study:  cd {_quote_folder(folder)} && fedpipe run\n"
             "Its settings are in params.yaml. A custom algorithm is in own.py: `prox: {algorithm: own.Prox}`.\n"
             "With DVC:  git init && git add . && git commit -m begin, then dvc repro"
         )
@@ -37,3 +37,8 @@ def init_project(
         typer.echo(
             f"fedpipe: {name} is kept, because you edited it. `fedpipe init NEW` writes its new version.", err=True
         )
+
+
+def _quote_folder(folder: Path) -> str:
+    """Quote a folder for a shell. A dash at its beginning would be an option of `cd`."""
+    return shlex.quote(f"./{folder}" if str(folder).startswith("-") else str(folder))

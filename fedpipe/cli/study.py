@@ -76,7 +76,7 @@ def plan_studies(
         if bound := search.describe_largest_search_size(study_plan):
             typer.echo(f"fedpipe: {prefix}{bound}", err=True)
         if dry_run:
-            typer.echo("".join(f"{line}\n" for line in study_plan.run_descriptions), nl=False)
+            typer.echo("".join(f"{prefix}{line}\n" for line in study_plan.run_descriptions), nl=False)
         else:
             planner.write_plan(study_plan)
     remaining_work = forecast.forecast_remaining_work(*plans)
@@ -231,7 +231,7 @@ def show_status(
     if html is None:
         from fedpipe.report import status_table
 
-        status_table.show_progress(read_plan(params, preset), watch)
+        status_table.show_progress(lambda: read_plan(params, preset), watch)
     else:
         from fedpipe.report import status_page
 

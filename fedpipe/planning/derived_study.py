@@ -34,6 +34,7 @@ MAX_NAME_LENGTH = 80  #: characters of a derived file's name. A longer one ends 
 #: Characters of YAML in the name of a file, which has no commas, colons, brackets, braces, quotes and spaces.
 NAME_CHARACTERS = str.maketrans({",": "+", ":": "=", "[": "(", "]": ")", "{": "(", "}": ")"} | dict.fromkeys("\"' "))
 AMBIGUOUS_CHARACTERS = re.compile("[+=()\"' ]")  #: characters of a value that also replace or lose others in the name
+ORIGIN_PATTERN = "# fedpipe derived this study from (.*?) with (-S .*)"  #: first line of a derived file
 SCHEMA_COMMENT = re.compile(r"^# yaml-language-server: \$schema=(\S+)$", re.M)
 
 
@@ -67,6 +68,10 @@ class Override:
             values = None
         if not values or not isinstance(values, list):
             raise SettingsError(f"-S {key}: '{text}' is not YAML. Use a value such as 0.1, null, '' or [64, 32].")
+        if override._is_list and len(values) > 1 and any(isinstance(value, list) for value in values):
+            raise SettingsError(
+                f"-S {key}: '{text}' has several lists, and {key} is one list. Use one, such as [1, 2]."
+            )
         return override
 
     @property
@@ -208,17 +213,34 @@ class DerivedStudy:
         SettingsError
             The study is invalid, or the user has edited its file.
         """
-        state = self.file_state
-        if state == "edited":
-            raise SettingsError(
-                f"{self.path}: differs from the study that {self.command_options} derives from {self.base}, because it "
-                f"was edited. Type `{layout.format_run_command(self.path)}` to run it, or delete it to derive it again."
-            )
-        if state == "current":
+        self.require_unedited_file()
+        if self.file_state == "current":
             return False
         self.make_plan(preset)
         files.write_bytes(self.path, self.study_text.encode())
         return True
+
+    def require_unedited_file(self) -> None:
+        """Reject a file that the user has edited, or that is derived from another study.
+
+        Raises
+        ------
+        SettingsError
+            The file has other settings than those of the base with the new values.
+        """
+        if self.file_state != "edited":
+            return
+        head = self.path.read_text(encoding="utf-8").partition("\n")[0]
+        origin = re.fullmatch(ORIGIN_PATTERN, head)
+        if origin and origin.groups() != (str(self.base), self.command_options):
+            raise SettingsError(
+                f"{self.path}: is derived from {origin[1]} with {origin[2]}, and has the name of the study that "
+                f"{self.command_options} derives from {self.base}. Rename {self.base}."
+            )
+        raise SettingsError(
+            f"{self.path}: differs from the study that {self.command_options} derives from {self.base}, because it "
+            f"was edited. Type `{layout.format_run_command(self.path)}` to run it, or delete it to derive it again."
+        )
 
     # -- content -------------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ removes the callback and continues.
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
@@ -34,7 +35,7 @@ class CallbackList:
             try:
                 check_callback(name)
                 self._callbacks.append(TRACKER_CLASSES[name]() if name in TRACKER_CLASSES else find_callback(name)())
-            except Exception as error:  # from the import or from `__init__`
+            except (Exception, SystemExit) as error:  # from the import or from `__init__`
                 self._report_failure(name, error)
 
     def __enter__(self) -> Self:
@@ -74,12 +75,12 @@ class CallbackList:
     def _call_hook_of_each_callback(self, hook: str, *arguments: Any) -> None:
         for callback in list(self._callbacks):
             try:
-                getattr(callback, hook)(*arguments)
-            except Exception as error:
+                getattr(callback, hook)(*copy.deepcopy(arguments))  # none can change what others get
+            except (Exception, SystemExit) as error:
                 self._callbacks.remove(callback)
                 self._report_failure(f"{type(callback).__qualname__}.{hook}", error)
 
-    def _report_failure(self, callback_name: str, error: Exception) -> None:
+    def _report_failure(self, callback_name: str, error: BaseException) -> None:
         """Print a warning about a failed callback, which is removed."""
         print(
             f"fedpipe: {CALLBACKS_KEY}: {callback_name} failed ({type(error).__name__}: {error}). "

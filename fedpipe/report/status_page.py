@@ -301,18 +301,25 @@ def update_status_page(params: Path, preset: str, path: Path, watch: bool = Fals
     """
     if path.suffix != ".html":
         raise SettingsError(f"--html: {path} is not a page. Use a name that ends with .html.")
-    plan_paths = {study: StudyFiles.from_params(study, preset).plan for study in study_folders.list_studies(params)}
-    plans = [Plan.read(plan_path) for plan_path in plan_paths.values() if plan_path.is_file()]
-    unplanned = [study for study, plan_path in plan_paths.items() if not plan_path.is_file()]
-    if not plans:
-        raise ArtifactError(f"--params: no study in {params} has a plan. Type `fedpipe plan --params {params}` first.")
+    _read_plans(params, preset)
     if watch:
         typer.echo(f"{path} is updated every {REFRESH_SECONDS} seconds until all runs are complete. Stop with Ctrl+C.")
         with suppress(KeyboardInterrupt):
-            while not all(study.is_done for study in write_status_page(plans, unplanned, path, REFRESH_SECONDS)):
+            while not all(
+                study.is_done for study in write_status_page(*_read_plans(params, preset), path, REFRESH_SECONDS)
+            ):
                 time.sleep(REFRESH_SECONDS)
-    write_status_page(plans, unplanned, path)
+    write_status_page(*_read_plans(params, preset), path)
     typer.echo(f"The page is in {path}. Open it in a browser.")
+
+
+def _read_plans(params: Path, preset: str) -> tuple[list[Plan], list[Path]]:
+    """Read the plans of a study or of a folder, and list the studies without a plan."""
+    plan_paths = {study: StudyFiles.from_params(study, preset).plan for study in study_folders.list_studies(params)}
+    plans = [Plan.read(plan_path) for plan_path in plan_paths.values() if plan_path.is_file()]
+    if not plans:
+        raise ArtifactError(f"--params: no study in {params} has a plan. Type `fedpipe plan --params {params}` first.")
+    return plans, [study for study, plan_path in plan_paths.items() if not plan_path.is_file()]
 
 
 def choose_axis_ticks(low: float, high: float, intervals: int = 5) -> list[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from rich.console import Console, Group, RenderableType
@@ -29,16 +29,16 @@ MIN_CELL_WIDTH = 4
 GAP = 2  #: spaces between two columns
 
 
-def show_progress(plan: Plan, watch: bool = False) -> None:
-    """Print the progress, or update it until all runs are done or Ctrl+C."""
+def show_progress(read_plan: Callable[[], Plan], watch: bool = False) -> None:
+    """Print the progress, or update it until all runs of the current plan are done or Ctrl+C."""
     console = Console()
     if not watch:
-        plan = plan.add_search_results(has_draws=True)
+        plan = read_plan().add_search_results(has_draws=True)
         console.print(render_progress_table(plan, *status.load_run_progress(plan), console.width))
         return
     with Live(console=console, auto_refresh=False) as live, suppress(KeyboardInterrupt):
         while True:
-            plan = plan.add_search_results(has_draws=True)
+            plan = read_plan().add_search_results(has_draws=True)
             runs, failures = status.load_run_progress(plan)
             display = render_progress_table(plan, runs, failures, console.width, console.height)
             live.update(display, refresh=True)

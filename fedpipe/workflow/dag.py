@@ -7,7 +7,6 @@ the process of every job, so this module imports torch, pandas and pydantic only
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shlex
 import sys
@@ -23,6 +22,7 @@ from snakemake.io import ancient
 
 from fedpipe.core.components.pinned_files import compute_stat_fingerprint
 from fedpipe.core.errors import SettingsError
+from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage.layout import (
     PAPERS,
     DiagnosticFiles,
@@ -56,21 +56,6 @@ class Wildcards(Protocol):
     def __getattr__(self, name: str) -> str:
         """Get the value of a wildcard."""
         ...
-
-
-def require_importable_folder(folder: Path) -> None:
-    """Reject a folder that jobs can't import code from: it is in PYTHONPATH, which is split at colons.
-
-    Raises
-    ------
-    SettingsError
-        The path contains such a separator.
-    """
-    if os.pathsep in str(folder):
-        raise SettingsError(
-            f"{folder}: '{os.pathsep}' can't be part of the path of a study's folder, because jobs would import other "
-            "code. Rename the folder."
-        )
 
 
 @dataclass(frozen=True)
@@ -294,7 +279,11 @@ class Dag:
 
     def get_rule_name_suffix(self, plan: Plan) -> str:
         """Get the suffix of the names of a study's rules. Empty if there is only one study."""
-        return "_" + re.sub(r"\W", "_", str(plan.study_files.path)) if self.selection.is_folder else ""
+        if not self.selection.is_folder:
+            return ""
+        suffixes = [re.sub(r"\W", "_", f"_{study.study_files.path}") for study in (plan, *self.planned.plans)]
+        is_unique = suffixes.count(suffixes[0]) == 2  # the study itself and its plan among all
+        return suffixes[0] if is_unique else f"{suffixes[0]}_{compute_json_digest(str(plan.study_files.path))}"
 
     @staticmethod
     def get_table_input(plan: Plan) -> list[str]:

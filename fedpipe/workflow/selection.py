@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -98,4 +99,19 @@ class StudySelection:
                 unavailable_runs.update(json.loads(files.unavailable_runs.read_text()))
         return CombinedPlan(
             tuple(Plan.read(files.plan) for files in self.studies.values()), frozenset(unavailable_runs)
+        )
+
+
+def require_importable_folder(folder: Path) -> None:
+    """Reject a folder that jobs can't import code from: it is in PYTHONPATH, which is split at colons.
+
+    Raises
+    ------
+    SettingsError
+        The path contains such a separator.
+    """
+    if os.pathsep in str(folder):
+        raise SettingsError(
+            f"{folder}: '{os.pathsep}' can't be part of the path of a study's folder, because jobs would import other "
+            "code. Rename the folder."
         )

@@ -52,6 +52,19 @@ def results(study: Path) -> Any:
     return fedpipe.load(study / "params.yaml")
 
 
+def test_load_finds_study_next_to_other_params_yaml(in_empty_folder: Path) -> None:
+    """`fedpipe init` creates a project with a Snakefile. Its studies may have any name."""
+    Path("Snakefile").touch()
+    finish(studies.settings(rounds=1))
+    for name in ("params", "other"):
+        path = Path(f"studies/{name}.yaml")
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(Path("params.yaml").read_bytes())
+    with pytest.raises(ArtifactError, match=r"fedpipe run --params studies/other\.yaml"):
+        fedpipe.load("studies/other.yaml")
+    assert fedpipe.load(in_empty_folder).folder == in_empty_folder
+
+
 def test_fedpipe_import_loads_no_slow_packages() -> None:
     heavy = {"torch", "pandas", "numpy", "pydantic", "yaml", "pyarrow", "matplotlib"}
     modules = subprocess.run(

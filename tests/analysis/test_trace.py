@@ -112,6 +112,28 @@ def test_trace_accepts_grid_points_and_rejects_empty_cell(tmp_path: Path, monkey
         collect_cell_provenance(TABLE, "local.alpha=0.1.global-on-global")
 
 
+def test_trace_accepts_grid_values_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    grid = {"partition.alpha": [0.1, 1.0], "federation.batch_size": [8, 16]}
+    finish(studies.settings(rounds=1, study={"seeds": [0], "grid": grid}))
+    stored_plan = Plan.read(Path("results/plan.json"))  # with sorted names
+    contents.write_report_files(contents.build_report_files(StudyData(stored_plan)))
+    cells = [
+        collect_cell_provenance(TABLE, f"fedavg.{point}.global-on-global")
+        for point in ("alpha=0.1, batch_size=16", "batch_size=16, alpha=0.1")
+    ]
+    assert cells[0] == cells[1]
+    assert cells[0]["settings"]["partition"]["alpha"] == 0.1
+    with pytest.raises(SettingsError, match=r"^'fedavg\.alpha=0\.2, batch_size=8\.global-on-global' .* Did you mean"):
+        collect_cell_provenance(TABLE, "fedavg.alpha=0.2, batch_size=8.global-on-global")
+
+
+@pytest.mark.parametrize("name", ["result.md", "times.csv", "results.html"])
+def test_trace_rejects_other_files_of_tables_folder(study: Path, name: str) -> None:
+    with pytest.raises(SettingsError, match=rf"^'results/tables/{name}' .* results/tables/results\.md"):
+        collect_cell_provenance(TABLE.with_name(name), "fedavg.global-on-global")
+
+
 def test_trace_rejects_unknown_table_unknown_cell_and_edited_table(study: Path) -> None:
     with pytest.raises(SettingsError, match=r"^'results/metrics.json' .* results/tables/results.md"):
         collect_cell_provenance(Path("results/metrics.json"), "fedavg.global-on-global")

@@ -2,6 +2,7 @@
 
 import random
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from fedpipe.analysis import verify
 from fedpipe.cli.app import app
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.hashing import compute_json_digest
-from fedpipe.core.storage import layout, packing
+from fedpipe.core.storage import archive, layout, packing
 from fedpipe.core.storage.files import (
     compute_file_sha256,
     encode_parquet,
@@ -186,6 +187,16 @@ def test_recompute_random_round_of_stack_uses_stack(tmp_path: Path, monkeypatch:
     list(run.run_segment(2))
     verdict = verify.recompute_random_round(run.files, random.Random(0))
     assert "all bits agree" in verdict.message, "bits of the loop would differ"
+
+
+def test_verify_rejects_run_without_complete_round(study: Path) -> None:
+    run = RunFiles(next(Path("results/runs/fedavg").iterdir()))
+    shutil.rmtree(run.rounds_folder)
+    archive.get_pack_path(run.rounds_folder).unlink(missing_ok=True)
+    for path in (*run.path.glob("segments"), *run.path.glob("joined")):
+        shutil.rmtree(path)
+    result = verify.verify_hashes(run)
+    assert (result.is_ok, result.message.partition(". ")[0]) == (False, f"{run.path}: no round is complete")
 
 
 def test_verify_command_exits_with_1_if_file_is_missing(study: Path) -> None:

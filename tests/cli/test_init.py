@@ -138,6 +138,18 @@ def test_update_project_rejects_damaged_record(folder: Path, record: str) -> Non
             read_record(folder)
 
 
+def test_init_rejects_folder_that_jobs_cannot_import_from(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"a:b: ':' can't be part"):
+        project.create_project(tmp_path / "a:b")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_update_project_restores_link_of_profile(folder: Path) -> None:
+    (folder / "slurm").unlink()
+    assert project.update_project(folder) == (["slurm"], [])
+    assert (folder / "slurm/config.yaml").is_file()
+
+
 def test_update_project_restores_deleted_file(folder: Path) -> None:
     (folder / "dvc.yaml").unlink()
     assert project.update_project(folder) == (["dvc.yaml"], [])

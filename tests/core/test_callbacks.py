@@ -45,6 +45,16 @@ class Failing(Callback):
     def end_round(self, run, round_number, accuracies):
         raise OSError("no space left on device")
 
+class Quitting(Callback):
+    def end_round(self, run, round_number, accuracies):
+        raise SystemExit(0)
+
+class Changing(Callback):
+    def begin_run(self, run):
+        run.settings["seed"] = 99
+    def end_round(self, run, round_number, accuracies):
+        accuracies.clear()
+
 class Former(Callback):
     def round(self, run, number, accuracies):
         pass
@@ -120,14 +130,25 @@ def test_keys_and_results_do_not_depend_on_callbacks(folder: Path) -> None:
     assert sum(entry[0] == "begin" for entry in read_diary()) == 1
 
 
-def test_run_continues_without_failing_callback(folder: Path) -> None:
-    plan = studies.prepare(study("own.Failing", "own.Diary"))
+@pytest.mark.parametrize(
+    ("name", "error"), [("Failing", "OSError: no space left on device"), ("Quitting", "SystemExit: 0")]
+)
+def test_run_continues_without_failing_callback(folder: Path, name: str, error: str) -> None:
+    plan = studies.prepare(study(f"own.{name}", "own.Diary"))
     output = run_segment(plan, ROUNDS)
     (run,) = plan.runs
-    assert output.count("Failing.end_round failed (OSError: no space left on device)") == 1
+    assert output.count(f"{name}.end_round failed ({error})") == 1
     assert f"{run.path} continues without it" in output
     assert run.files.list_complete_rounds() == [0, 1, 2, 3]
     assert [entry[0] for entry in read_diary()] == ["begin", *["round"] * 3, "end"]
+
+
+def test_callback_does_not_change_what_others_get(folder: Path) -> None:
+    plan = studies.prepare(study("own.Changing", "own.Diary"))
+    run_segment(plan, ROUNDS)
+    entries = read_diary()
+    assert {entry[1].split("-")[1] for entry in entries} == {"seed0"}
+    assert all(entry[3] for entry in entries if entry[0] == "round")
 
 
 def test_run_continues_if_callback_cannot_be_imported_or_created(folder: Path) -> None:

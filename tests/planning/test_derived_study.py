@@ -228,6 +228,30 @@ def test_dry_run_of_derived_study_equals_plan_of_written_study() -> None:
     )
 
 
+@pytest.mark.parametrize("command", ["show", "status", "plan"])
+def test_commands_reject_edited_copy(command: str) -> None:
+    assert run_fedpipe("plan", "-S", "federation.learning_rate=0.1").exit_code == 0
+    path = Path("studies/params-federation.learning_rate=0.1.yaml")
+    path.write_text(path.read_text().replace("learning_rate: 0.1", "learning_rate: 0.2"))
+    with pytest.raises(SettingsError, match=rf"^{path}: .* was edited"):
+        run_fedpipe(command, "-S", "federation.learning_rate=0.1")
+
+
+@pytest.mark.parametrize("command", ["show", "status", "plan"])
+def test_commands_reject_copy_of_other_base_with_same_name(command: str) -> None:
+    Path("studies").mkdir()
+    Path("studies/params.yaml").write_text(BASE.replace("0.05", "0.9"))
+    assert run_fedpipe("plan", "-S", "federation.rounds=3").exit_code == 0
+    with pytest.raises(SettingsError, match=r"derived from params\.yaml with -S .*Rename studies/params\.yaml\."):
+        run_fedpipe(command, "--params", "studies/params.yaml", "-S", "federation.rounds=3")
+
+
+@pytest.mark.parametrize("key", ["study.seeds", "transforms.mean"])
+def test_option_with_several_lists_is_rejected(key: str) -> None:
+    with pytest.raises(SettingsError, match=rf"^-S {key}: '\[0, 1\],\[2\]' has several lists"):
+        derive(f"{key}=[0, 1],[2]")
+
+
 @pytest.mark.parametrize("command", ["show", "status"])
 def test_show_and_status_do_not_write_derived_study(command: str) -> None:
     with rejects("studies/params-federation.rounds=5.yaml does not exist. Type `fedpipe run -S", ArtifactError):

@@ -16,6 +16,7 @@ from fedpipe.planning import planner
 from fedpipe.report import contents
 from fedpipe.report.data import StudyData
 from fedpipe.workflow import dag
+from fedpipe.workflow import selection as study_selection
 from fedpipe.workflow.dag import Dag
 from fedpipe.workflow.selection import StudySelection
 from tests import small_studies as studies
@@ -222,6 +223,16 @@ def plan_folder(preset: str = "full") -> StudySelection:
     return selection
 
 
+def test_rules_of_studies_with_similar_names_have_different_names() -> None:
+    for name in ("a-b", "a_b", "a/b", "c"):
+        write_study(f"studies/a/{name}.yaml", rounds=2)
+    graph = Dag.from_selection(plan_folder())
+    suffixes = [graph.get_rule_name_suffix(plan) for plan in graph.plan.plans]
+    assert len({*suffixes}) == 4
+    assert all(suffix.isidentifier() for suffix in suffixes)
+    assert suffixes[-1] == "_results_studies_a_c"
+
+
 def test_studies_in_folder_share_runs() -> None:
     """A run is computed once with the maximum number of rounds, and stops at the number of each study."""
     write_study("studies/a/short.yaml", rounds=2)
@@ -287,9 +298,9 @@ def test_config_selects_studies() -> None:
 
 
 def test_project_folder_with_colon_is_rejected() -> None:
-    dag.require_importable_folder(Path("/home/me/study"))
+    study_selection.require_importable_folder(Path("/home/me/study"))
     with pytest.raises(SettingsError, match=r"^/home/a:b: ':' can't be part"):
-        dag.require_importable_folder(Path("/home/a:b"))
+        study_selection.require_importable_folder(Path("/home/a:b"))
 
 
 def test_main_process_plans_if_plan_is_missing_or_outdated() -> None:

@@ -12,7 +12,7 @@ from fedpipe.core.errors import UserError, format_permission_error
 from fedpipe.core.storage.layout import PAPERS
 from fedpipe.workflow import dag, hangup, snakemake_patches
 from fedpipe.workflow.dag import Dag
-from fedpipe.workflow.selection import StudySelection
+from fedpipe.workflow.selection import StudySelection, require_importable_folder
 from snakemake_logger_plugin_fedpipe import progress
 
 # 1. Read the command line, which Snakemake exposes only after parsing. It accepts abbreviations of --unlock.
@@ -72,7 +72,7 @@ if MAKES_PAPERS and "params" not in config:
 # Each study has its plan, tables and figures in results/studies/NAME@PRESET. Studies share runs, partitions and data.
 # 4. Plan the studies whose plans are not current, and read the plans.
 try:
-    dag.require_importable_folder(Path.cwd())
+    require_importable_folder(Path.cwd())
     SELECTION = StudySelection.from_config(config)
     if SELECTION.needs_planning(workflow.is_main_process):
         SELECTION.write_plans()

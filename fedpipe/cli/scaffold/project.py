@@ -80,7 +80,9 @@ def create_project(folder: Path) -> list[str]:
     """
     from fedpipe.core.errors import SettingsError
     from fedpipe.core.storage.files import write_bytes
+    from fedpipe.workflow.selection import require_importable_folder
 
+    require_importable_folder(folder.absolute())
     new_files = read_project_files()
     kept_files = [name for name in ("params.yaml", "own.py") if (folder / name).is_file()]
     new_files = {name: data for name, data in new_files.items() if name not in kept_files}
@@ -93,8 +95,7 @@ def create_project(folder: Path) -> list[str]:
         raise SettingsError(f"{folder / existing_files[0]} already exists. Use another folder.")
     for name, data in new_files.items():
         write_bytes(folder / name, data)
-    for name, target in PROFILE_LINKS.items():
-        (folder / name).symlink_to(target)
+    _restore_profile_links(folder)
     _write_recorded_hashes(folder, _hash_updatable_files(new_files))
     return kept_files
 
@@ -128,8 +129,18 @@ def update_project(folder: Path) -> tuple[list[str], list[str]]:
         if is_unedited and path.resolve().is_relative_to(folder.resolve()):  # the record may come from others
             path.unlink()
             changed_files.append(name)
+    changed_files += _restore_profile_links(folder)
     _write_recorded_hashes(folder, new_hashes)
     return changed_files, edited_files
+
+
+def _restore_profile_links(folder: Path) -> list[str]:
+    """Create the missing links, which for example a copy by zip loses. Return their names."""
+    missing_links = {name: target for name, target in PROFILE_LINKS.items() if not (folder / name).is_symlink()}
+    missing_links = {name: target for name, target in missing_links.items() if not (folder / name).exists()}
+    for name, target in missing_links.items():
+        (folder / name).symlink_to(target)
+    return [*missing_links]
 
 
 def get_outdated_warning(folder: Path) -> str | None:
