@@ -143,7 +143,7 @@ def test_run_continues_without_failing_callback(folder: Path, name: str, error: 
     assert [entry[0] for entry in read_diary()] == ["begin", *["round"] * 3, "end"]
 
 
-def test_callback_does_not_change_what_others_get(folder: Path) -> None:
+def test_callbacks_get_separate_copies_of_settings_and_accuracies(folder: Path) -> None:
     plan = studies.prepare(study("own.Changing", "own.Diary"))
     run_segment(plan, ROUNDS)
     entries = read_diary()
