@@ -136,6 +136,19 @@ def test_dirichlet_fractions_match_moments_of_distribution() -> None:
     assert fractions.var(axis=1) == pytest.approx(variance, abs=0.015)
 
 
+@given(labels=labeled, clients=st.integers(1, 12), alpha=st.sampled_from([0.05, 0.5, 20.0]), seed=st.integers(0, 99))
+@settings(max_examples=60)
+def test_dirichlet_class_counts_match_drawn_fractions(labels: Integers, clients: int, alpha: float, seed: int) -> None:
+    # draw_owners is the rule without the minimum, which no client of so few samples would reach
+    owner = Dirichlet(alpha=alpha).draw_owners(labels, clients, np.random.default_rng(seed))
+    rng, sizes = np.random.default_rng(seed), np.bincount(labels)
+    for label, size in enumerate(sizes):
+        rng.permutation(size)
+        cuts = (np.cumsum(rng.dirichlet([alpha] * clients))[:-1] * size).astype(np.int64)
+        counts = np.bincount(owner[labels == label], minlength=clients)
+        assert np.array_equal(counts, np.diff([0, *cuts, size]))
+
+
 @pytest.mark.parametrize("scheme", EXCHANGEABLE, ids=repr)
 def test_partition_has_equal_mean_class_counts_for_all_clients(scheme: Scheme) -> None:
     """All permutations of the clients are equally likely: each has the same mean number of samples of each class.
@@ -468,6 +481,15 @@ def test_quantity_fractions_match_moments_of_distribution() -> None:
     )
     assert fractions.mean(axis=0) == pytest.approx(0.25, abs=0.03)
     assert fractions.var(axis=0) == pytest.approx(0.25 * 0.75 / (4 * 2 + 1), abs=0.006)
+
+
+@given(size=st.integers(1, 400), clients=st.integers(1, 12), alpha=st.sampled_from([0.05, 2.0, 20.0]))
+@settings(max_examples=60)
+def test_quantity_sizes_match_drawn_fractions(size: int, clients: int, alpha: float) -> None:
+    owner = Quantity(alpha=alpha).draw_owners(np.zeros(size, dtype=np.int64), clients, np.random.default_rng(0))
+    fractions = np.random.default_rng(0).dirichlet([alpha] * clients)  # the scheme's first draw
+    cuts = (np.cumsum(fractions)[:-1] * size).astype(np.int64)
+    assert np.array_equal(np.bincount(owner, minlength=clients), np.diff([0, *cuts, size]))
 
 
 # -- partition files ---------------------------------------------------------------------------------------------------
