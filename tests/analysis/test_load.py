@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -412,16 +413,33 @@ def test_class_statistics_equal_scikit_learn(results: Any) -> None:
     )
 
 
-def test_loading_model_keeps_torch_settings_and_rng_state(results: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def read_torch_settings() -> tuple[Any, ...]:
-        filling = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-        lowered = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-        return torch.get_deterministic_debug_mode(), torch.get_num_threads(), filling, *lowered
-
+@pytest.fixture
+def user_torch_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, ...]]:
+    """Settings that all differ from a run's, as :func:`read_torch_settings` returns them."""
+    mode, threads = torch.get_deterministic_debug_mode(), torch.get_num_threads()
+    lowered = torch.backends.cuda.matmul.allow_tf32
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    before, drawn = read_torch_settings(), torch.random.get_rng_state()
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)  # type: ignore[attr-defined]
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.set_deterministic_debug_mode("default")
+    torch.set_num_threads(2)
+    yield 0, 2, True, True, True
+    torch.backends.cuda.matmul.allow_tf32 = lowered
+    torch.set_deterministic_debug_mode(mode)
+    torch.set_num_threads(threads)
+
+
+def read_torch_settings() -> tuple[Any, ...]:
+    filling = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    lowered = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    return torch.get_deterministic_debug_mode(), torch.get_num_threads(), filling, *lowered
+
+
+def test_loading_model_keeps_torch_settings_and_rng_state(results: Any, user_torch_settings: tuple[Any, ...]) -> None:
+    drawn = torch.random.get_rng_state()
+    assert read_torch_settings() == user_torch_settings
     results.model("pfedme", client=1, alpha=0.3)
-    assert read_torch_settings() == before
+    assert read_torch_settings() == user_torch_settings
     assert torch.equal(torch.random.get_rng_state(), drawn)
 
 

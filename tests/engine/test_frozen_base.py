@@ -24,6 +24,12 @@ pytestmark = pytest.mark.usefixtures("in_empty_folder")
 IMAGES, CLASSES = 24, 3
 
 
+@pytest.fixture(autouse=True)
+def five_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The base is called for five batches, the last of which is smaller."""
+    monkeypatch.setattr(frozen, "BATCH_SIZE", 5)
+
+
 def sha256(path: str) -> str:
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 

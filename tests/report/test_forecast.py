@@ -1,5 +1,7 @@
 """Forecasts of a study from earlier runs with the same model and data."""
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -7,9 +9,18 @@ from typer.testing import CliRunner
 
 from fedpipe.cli import app
 from fedpipe.core.storage import files, layout
+from fedpipe.core.storage.layout import MergedRoundFiles, RunFiles
 from fedpipe.planning import planner
 from fedpipe.report import forecast
 from tests import small_studies as studies
+
+
+def write_times(joined: MergedRoundFiles, train: float) -> None:
+    """Replace the times of two rounds: some seconds of training per round, and 2 s for the rest."""
+    times = files.read_json(joined.times)
+    times["rounds"] = [{"round": number, "train": train, "aggregate": 0.5, "evaluate": 1.5} for number in (1, 2)]
+    marker = files.read_json(joined.marker)
+    files.write_json(joined.marker, marker | {joined.times.name: files.write_json(joined.times, times)})
 
 
 @pytest.fixture
@@ -18,10 +29,7 @@ def measured_run(in_empty_folder: Path) -> dict[str, float]:
     (run,) = studies.open_runs(studies.prepare(studies.settings(rounds=2)))
     studies.finish_run(run, 2)
     joined = run.files.get_merged_files(2)
-    times = files.read_json(joined.times)
-    times["rounds"] = [{"round": number, "train": 3.0, "aggregate": 0.5, "evaluate": 1.5} for number in (1, 2)]
-    marker = files.read_json(joined.marker)
-    files.write_json(joined.marker, marker | {joined.times.name: files.write_json(joined.times, times)})
+    write_times(joined, 3.0)
     last = run.files.get_round_files(2)
     return {
         "server": last.server_state.stat().st_size,
@@ -51,6 +59,17 @@ def test_forecast_scales_measured_runs_of_same_kind(measured_run: dict[str, floa
     assert "one run at a time" in str(compute_forecast(2, rounds=10)), "there is only one run"
     assert compute_forecast(rounds=4).seconds == pytest.approx(2 * 5.0, rel=0.02), "two rounds are complete"
     assert compute_forecast(rounds=2).runs == 0
+
+
+def test_forecast_averages_three_newest_runs(measured_run: dict[str, float]) -> None:
+    (folder,) = Path("results/runs/fedavg").iterdir()
+    for age, train in enumerate((1.0, 2.0, 6.0, 50.0)):
+        joined = RunFiles(folder.with_name(f"{age:012}")).get_merged_files(2)
+        shutil.copytree(folder, joined.path.parent.parent)
+        write_times(joined, train)
+        os.utime(joined.marker, (1e9 - age, 1e9 - age))
+    shutil.rmtree(folder)
+    assert compute_forecast(rounds=10).seconds == pytest.approx(10 * (3.0 + 2.0), rel=0.02)
 
 
 def test_forecast_ignores_damaged_run(measured_run: dict[str, float]) -> None:

@@ -125,6 +125,22 @@ def test_run_progress_has_accuracy_of_models_after_local_training() -> None:
     assert f"{100 * accuracy:.2f} %" in render_table(plan)
 
 
+def test_seconds_of_run_are_mean_of_last_five_rounds() -> None:
+    plan = studies.prepare(studies.settings(rounds=7, evaluation={"every": 7}))
+    (run,) = studies.open_runs(plan)
+    list(run.run_segment(7))
+    times = [{"train": 2.0**number, "aggregate": 0.0, "evaluate": 0.0} for number in range(1, 8)]
+    for number, round_times in enumerate(times, start=1):
+        files.write_json(run.files.get_round_files(number).times, round_times)
+    expected = (8 + 16 + 32 + 64 + 128) / 5
+    assert status.load_run_progress(plan)[0][0].seconds == expected
+    studies.finish_run(run, 7)
+    merged_times = plan.runs[0].merged_files.times
+    files.write_json(merged_times, files.read_json(merged_times) | {"rounds": times})
+    (progress,) = status.load_run_progress(plan)[0]
+    assert (progress.state, progress.seconds) == ("done", expected)
+
+
 def test_time_left_depends_on_number_of_parallel_runs() -> None:
     runs = [RunProgress(str(number), "running", 5, 10, None, 2.0) for number in range(4)]
     assert status.estimate_time_left(runs) == 10
@@ -215,11 +231,16 @@ def test_run_state_ignores_damaged_job_records(plan: NewPlan) -> None:
     for damage in (b'{"event": "job_inf', b"\xff\x00", b"[1]\n3\nnull", b'{"event": "job_error", "time": "x"}'):
         files.write_bytes(path, damage + b"\n" + whole + damage)
         assert read_states(plan)["fedprox"] == "failed"
-    for field in ("time", "rule", "output", "log", "job"):
-        records = [json.loads(line) for line in whole.splitlines()]
+    later = json.loads(whole.splitlines()[0]) | {"time": BEGIN + 200}
+    assert later["event"] == "job_info"
+    states = {"time": "failed", "output": "failed", "log": "failed", "rule": "queued", "job": "queued"}
+    for field, state in states.items():
         for value in (None, 7.5):
-            write_records(*(record | {field: value} for record in records), number=2)
-            assert read_states(plan)["fedprox"] == "failed", (field, value)
+            if (field, value) != ("time", 7.5):  # the time of an older record
+                write_records(later | {field: value}, number=2)
+                assert read_states(plan)["fedprox"] == state, (field, value)
+    write_records(later, number=2)
+    assert read_states(plan)["fedprox"] == "queued", "the record is not damaged"
     write_records(number=2)
     files.write_bytes(path, whole[:-20])
     assert read_states(plan)["fedprox"] == "queued", "the record of the failure is incomplete"

@@ -11,8 +11,7 @@ import torch
 
 from fedpipe.core.components import code_digest
 from fedpipe.core.errors import ArtifactError
-from fedpipe.core.storage import files
-from fedpipe.core.storage.layout import RunFiles
+from fedpipe.core.storage import archive, files
 from fedpipe.core.tensors import Tensors
 from fedpipe.engine import collect, replay
 from fedpipe.engine.clients import optimizers
@@ -226,7 +225,7 @@ def test_shared_code_is_read_from_merged_times_without_pack(monkeypatch: pytest.
     (run,) = studies.open_runs(plan)
     collect.collect_rounds(run.files, ROUNDS, "last")
     with monkeypatch.context() as patch:
-        patch.setattr(RunFiles, "list_complete_rounds", lambda _: pytest.fail("the pack was opened"))
+        patch.setattr(archive, "_open_pack", lambda _: pytest.fail("the pack was opened"))
         assert [*code_changes.describe_runs_from_other_code(plan)] == []
     (message,) = code_changes.describe_runs_from_other_code(dataclasses.replace(plan, shared="f00d" * 3))
     assert message.startswith("1 of 1 run comes from other shared code")

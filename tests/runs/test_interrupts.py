@@ -53,23 +53,23 @@ def test_sigterm_in_last_round_completes_segment() -> None:
     assert (path / "segments/0001.json").exists()
 
 
-def test_block_killed_by_sigterm_leaves_no_file() -> None:
+def test_block_killed_by_sigterm_leaves_no_block() -> None:
+    """It leaves a half-written file, which the next job deletes."""
     plan = studies.prepare(studies.settings(execution={"rounds_per_job": 1, "clients_per_job": 5}))
     run = studies.open_runs(plan)[0]
     run.write_initial_round()
     initial = sorted(run.files.path.rglob("*"))
     block = ["train", str(plan.runs[0].path), "--round", "1", "--block", "0", "--size", "5"]
-    code = f"import os, signal, sys; sys.argv = ['fedpipe', *{block}]\nfrom fedpipe.core.storage import files\n"
-    killed_process = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            f"{code}files.write_pt = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\n"
-            "from fedpipe.cli import app\napp.main()",
-        ]
+    program = (  # _replace_file calls os.fchmod between the write and the rename
+        f"import os, signal, sys; sys.argv = ['fedpipe', *{block}]\nfrom fedpipe.cli import app\n"
+        "os.fchmod = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\napp.main()"
     )
-    assert killed_process.returncode == -signal.SIGTERM
-    assert sorted(run.files.path.rglob("*")) == initial
+    assert subprocess.run([sys.executable, "-c", program]).returncode == -signal.SIGTERM
+    new_files = [path for path in run.files.path.rglob("*") if path.is_file() and path not in initial]
+    assert [re.sub(r"\.\w+\.tmp$", "", path.name) for path in new_files] == [".block-0000.pt"]
+    assert new_files == studies.list_temporary_files(run.files.path)
+    list(run.run_segment(1))
+    assert not studies.list_temporary_files(run.files.path)
 
 
 def test_defer_sigterm_restores_handler() -> None:
