@@ -147,7 +147,9 @@ class Federation(Section):
     )
     weighting: Literal["count", "uniform"] = Field(
         "count",
-        description="Weight of a client in averages. count: its number of training samples. uniform: equal weights.",
+        description="Weight of a client in averages. count: its number of training samples. uniform: equal weights. "
+        "fedamp, fedas (without BatchNorm), fedcm, feddual, feddyn, fedfomo, fedproto, fedpvr and scaffold define the "
+        "weights themselves and ignore it, as do methods without an average (local).",
     )
     buffers: Literal["average", "keep", "drop"] = Field(
         "average",

@@ -6,6 +6,7 @@ expectations as ``EXPECTED``, such as its traffic and the parameters that switch
 
 import functools
 import importlib
+import re
 
 import pytest
 
@@ -13,6 +14,7 @@ from fedpipe import testing
 from fedpipe.core.components import component, registry
 from fedpipe.engine import contract
 from fedpipe.settings import study
+from fedpipe.settings.federation import Federation
 from fedpipe.testing import Expected, checks, expected
 
 ALGORITHMS = registry.list_components(component.ALGORITHM)
@@ -70,6 +72,24 @@ def test_sgd_algorithm_accepts_adam_in_loop_and_stack(name):
         checks.check_loop_and_stack_with_adam(build_algorithm(name, **read_expectations(name).parameters, adam=True))
         == []
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["mlp", "norm"])
+def test_weighting_is_ignored_only_by_methods_of_its_description(model):
+    """They train equal bits with weights by samples and with equal weights, on clients of unequal sizes."""
+    ignoring = set()
+    for name in ALGORITHMS:
+        algorithm = build_algorithm(name, **read_expectations(name).parameters)
+        by_count, uniform = (testing.make_trial(algorithm, model, weighting=key).run(2) for key in ("count", "uniform"))
+        assert len(set(by_count.clients.sizes)) > 1
+        states = ((trial.server, trial.client_states) for trial in (by_count, uniform))
+        if testing.describe_difference(*states) is None:
+            ignoring.add(name)
+    description = Federation.model_fields["weighting"].description
+    assert "fedas (without BatchNorm)" in description
+    named = {name for name in ALGORITHMS if re.search(rf"\b{name}\b", description)}
+    assert ignoring == (named - {"fedas"} if model == "norm" else named)
 
 
 def test_missing_expectations_file_fails_with_message():
