@@ -33,6 +33,7 @@ STUDIES = [
     for block in blocks(page)
     if block.language == "yaml" and (page != "docs/studies.md" or block.section in MOVED)
 ]
+RESULTS = "benchmarks/RESULTS.md"
 SVG = "{http://www.w3.org/2000/svg}"
 NETWORK = """
 
@@ -155,6 +156,69 @@ def test_overview_picture_has_all_runs_of_demo() -> None:
 
 def test_readme_has_at_most_160_lines() -> None:
     assert len(read("README.md").splitlines()) <= 160
+
+
+def test_readme_times_of_demo_and_sizes_of_environment_match_other_pages() -> None:
+    readme, install, benchmarks = (" ".join(read(page).split()) for page in ("README.md", "docs/install.md", RESULTS))
+    (wall_seconds,) = re.findall(r"<!-- demo -->.*?\| wall_s \| ([\d.]+) \|", benchmarks)
+    seconds = round(float(wall_seconds))
+    assert f"The demo takes {seconds} s on two cores" in readme
+    assert f"to figures: {seconds} s on two cores" in install
+    assert f"nine algorithms with three seeds, takes {seconds} s." in benchmarks
+    sizes = re.search(
+        r"takes ([\d.]+) GB: ([\d.]+) GB for .* ([\d.]+) GB for .* ([\d.]+) GB for the rest. .* takes ([\d.]+) GB\.",
+        install,
+    )
+    assert sizes is not None
+    complete, *parts, without_cuda = map(float, sizes.groups())
+    assert complete == pytest.approx(sum(parts), abs=0.01)
+    assert f"and {complete} GB, or {without_cuda} GB [without CUDA]" in readme
+
+
+def read_benchmark_table(heading: str) -> list[list[str]]:
+    """Return the cells of the table below a line of benchmarks/RESULTS.md, without the header."""
+    rows = read(RESULTS).partition(f"\n{heading}\n\n")[2].partition("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows if row.startswith("|")]
+
+
+def test_readme_ratios_to_other_systems_match_benchmarks() -> None:
+    readme, benchmarks = (" ".join(read(page).split()) for page in ("README.md", RESULTS))
+    mnist, cifar, many_clients = (
+        {row[0]: float(row[5]) for row in read_benchmark_table(heading) if row[0] != "fedpipe"}
+        for heading in (
+            "MNIST, Dir(0.1), 20 clients, cnn4, batches of 10:",
+            "CIFAR-10, Dir(0.5), 10 of 100 clients, ResNet-18, batches of 64:",
+            "MNIST, IID, 10 of 1,000 clients, mlp, batches of 10:",
+        )
+    )
+    assert [*mnist] == [*cifar] == [*many_clients] == ["PFLlib", "FL-bench", "fluke", "Flower"]
+    (mnist_range, cifar_range, both_range) = (
+        f"{min(ratios):.1f} to {max(ratios):.1f} times as long"
+        for ratios in (mnist.values(), cifar.values(), [*mnist.values(), *cifar.values()])
+    )
+    systems = "On two CPU cores, PFLlib, FL-bench, fluke and Flower take"
+    assert f"{systems} {both_range} to train a round of FedAvg on MNIST or CIFAR-10" in readme
+    assert f"{systems} {mnist_range} as fedpipe" in benchmarks
+    assert f"and {cifar_range} on CIFAR-10" in benchmarks
+    assert f"fluke takes {many_clients['fluke']:.1f} times as long" in readme
+    assert min(many_clients, key=many_clients.__getitem__) == "fluke"
+    assert sorted(many_clients.values())[1] > 1, "only fluke is faster"
+
+
+def test_readme_ratio_of_gpu_matches_benchmarks() -> None:
+    header = next(line for line in read(RESULTS).splitlines() if line.startswith("| model | clients | clients in one"))
+    lines = read(RESULTS).partition(header)[2].partition("\n\n")[0].splitlines()[2:]
+    seconds: dict[tuple[str, str], dict[tuple[str, str], float]] = {}
+    case = ("", "")
+    for line in lines:
+        model, clients, stack, graphs, train, *_ = (cell.strip() for cell in line.split("|")[1:-1])
+        case = (model, clients) if model else case
+        seconds.setdefault(case, {})[stack, graphs] = float(train)
+    ratios = [seconds["cnn4", clients]["1", "no"] / seconds["cnn4", clients]["32", "yes"] for clients in ("20", "100")]
+    text = f"{int(min(ratios))} times as fast"
+    assert f"[{text}]({RESULTS}#on-a-gpu) as one after the other" in " ".join(read("README.md").split())
+    assert f"small CNN {text}](#on-a-gpu)" in read(RESULTS)
+    assert f"they are {text} as the loop" in read(RESULTS)
 
 
 def read_table(page: str, heading: str) -> list[list[str]]:
