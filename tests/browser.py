@@ -1,4 +1,4 @@
-"""A headless Chromium for tests of pages."""
+"""A headless Chromium for tests of pages. They are skipped without it, unless FEDPIPE_REQUIRE_BROWSER is set."""
 
 import fcntl
 import json
@@ -7,6 +7,7 @@ import shutil
 import subprocess
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+assert BROWSER or "FEDPIPE_REQUIRE_BROWSER" not in os.environ, "install Chromium, or unset FEDPIPE_REQUIRE_BROWSER"
 
 
 class Browser:
