@@ -111,8 +111,6 @@ def test_run_resumes_after_kill_at_any_moment(moment: int, finished_run: Finishe
     except subprocess.TimeoutExpired:
         os.killpg(worker.pid, signal.SIGKILL)
         worker.wait()
-    if moment < ROUNDS:
-        assert worker.returncode == -signal.SIGKILL, "a round follows each of these lines"
     complete = len(RunFiles(path).list_complete_rounds()) - 1
     complete_count, rounds = resume_segment(finished_run.plan)
     assert complete_count == max(complete, 0)
