@@ -117,7 +117,9 @@ def verify_hashes(files: RunFiles, keep_models: str | int = "last") -> Verificat
             False,
         )
     if not rounds:
-        return VerificationResult(f"{files.path}: no round is complete. Type `fedpipe run` to compute it.", False)
+        return VerificationResult(
+            f"{files.path} has no complete round. Type `fedpipe run` to compute its rounds.", False
+        )
     message = f"{files.path}: {count} files of {len(rounds)} rounds are as recorded"
     retained_rounds = {0, *rounds[-2:], *(number for number in rounds if is_state_retained(number, keep_models))}
     lost_states = [number for number in missing_states if number in retained_rounds]

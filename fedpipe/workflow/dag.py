@@ -279,11 +279,19 @@ class Dag:
 
     def get_rule_name_suffix(self, plan: Plan) -> str:
         """Get the suffix of the names of a study's rules. Empty if there is only one study."""
-        if not self.selection.is_folder:
-            return ""
-        suffixes = [re.sub(r"\W", "_", f"_{study.study_files.path}") for study in (plan, *self.planned.plans)]
-        is_unique = suffixes.count(suffixes[0]) == 2  # the study itself and its plan among all
-        return suffixes[0] if is_unique else f"{suffixes[0]}_{compute_json_digest(str(plan.study_files.path))}"
+        return self._rule_name_suffixes[plan.study_files.path] if self.selection.is_folder else ""
+
+    @cached_property
+    def _rule_name_suffixes(self) -> dict[Path, str]:
+        """Suffixes by the folder of a study. Equal ones, such as those of a-b and a_b, have a digest of the folder."""
+        suffixes = {
+            study.study_files.path: re.sub(r"\W", "_", f"_{study.study_files.path}") for study in self.planned.plans
+        }
+        counts = Counter(suffixes.values())
+        return {
+            path: suffix if counts[suffix] == 1 else f"{suffix}_{compute_json_digest(str(path))}"
+            for path, suffix in suffixes.items()
+        }
 
     @staticmethod
     def get_table_input(plan: Plan) -> list[str]:

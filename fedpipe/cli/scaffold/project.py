@@ -136,11 +136,12 @@ def update_project(folder: Path) -> tuple[list[str], list[str]]:
 
 def _restore_profile_links(folder: Path) -> list[str]:
     """Create the missing links, which for example a copy by zip loses. Return their names."""
-    missing_links = {name: target for name, target in PROFILE_LINKS.items() if not (folder / name).is_symlink()}
-    missing_links = {name: target for name, target in missing_links.items() if not (folder / name).exists()}
-    for name, target in missing_links.items():
-        (folder / name).symlink_to(target)
-    return [*missing_links]
+    missing_links = [
+        name for name in PROFILE_LINKS if not (folder / name).exists() and not (folder / name).is_symlink()
+    ]
+    for name in missing_links:
+        (folder / name).symlink_to(PROFILE_LINKS[name])
+    return missing_links
 
 
 def get_outdated_warning(folder: Path) -> str | None:
