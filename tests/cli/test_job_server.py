@@ -11,14 +11,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typing_extensions import override
 
 from fedpipe.cli import job_server
 from fedpipe.core.storage.layout import RunFiles
 from tests import small_studies as studies
+from tests.pipeline.conftest import Running, read_until
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="fork servers need Linux")
 
@@ -45,16 +44,6 @@ class Own(FedAvg):
 """
 
 
-class Running(subprocess.Popen[str]):
-    """A running command. If the test fails, the command is killed, because it may never end."""
-
-    @override
-    def __exit__(self, kind: Any, *others: Any) -> None:
-        if kind is not None:
-            self.kill()
-        super().__exit__(kind, *others)
-
-
 class Snakemake:
     """A process that replaces snakemake, and the commands that it calls.
 
@@ -67,7 +56,7 @@ class Snakemake:
     def __init__(self, folder: Path) -> None:
         self.folder, self.process = folder, subprocess.Popen(["cat"], stdin=subprocess.PIPE)
 
-    def call(self, *command: str, is_served: bool = True, **environment: str) -> Running:
+    def call(self, *command: str, is_served: bool = True, **environment: str) -> Running[str]:
         """Start a command."""
         return Running(
             [sys.executable, "-c", INSTALLED, *command],
@@ -137,15 +126,6 @@ def prepare_run(rounds: int, own: bool = False) -> str:
         params |= {"algorithms": {"own": {"algorithm": "witness.Own"}}, "study": {"algorithms": ["own"]}}
     run: str = str(studies.prepare(params).runs[0].path)
     return run
-
-
-def read_until(words: str, running: subprocess.Popen[str]) -> None:
-    for line in running.stdout:
-        if words in line:
-            return
-    raise AssertionError(
-        f"the command ended before it printed '{words}': {running.stderr.read() if running.stderr else ''}"
-    )
 
 
 def test_server_job_equals_separate_process(snakemake: Snakemake) -> None:

@@ -8,10 +8,11 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, AnyStr
 
 import pytest
 import yaml
+from typing_extensions import override
 
 from tests import small_studies as studies
 
@@ -73,6 +74,16 @@ class Project:
         return studies.hash_results(self.folder / "results")
 
 
+class Running(subprocess.Popen[AnyStr]):
+    """A running command. If the test fails, the command is killed, because it may never end."""
+
+    @override
+    def __exit__(self, kind: Any, *others: Any) -> None:
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, *others)
+
+
 def wait_until(is_ready: Callable[[], bool], running: subprocess.Popen[bytes], event: str) -> None:
     """Wait for an event. Fail if the process ends earlier."""
     while not is_ready():
@@ -81,6 +92,16 @@ def wait_until(is_ready: Callable[[], bool], running: subprocess.Popen[bytes], e
         except subprocess.TimeoutExpired:
             continue
         raise AssertionError(f"the process ended with {running.returncode} before {event}")
+
+
+def read_until(words: str, running: subprocess.Popen[str]) -> None:
+    """Read the output of a command up to the line with these words. Fail if the command ends earlier."""
+    for line in running.stdout:
+        if words in line:
+            return
+    raise AssertionError(
+        f"the command ended before it printed '{words}': {running.stderr.read() if running.stderr else ''}"
+    )
 
 
 def count_jobs(output: str) -> Counter[str]:
