@@ -64,7 +64,9 @@ def patch_scheduler_alarm() -> None:
     set_alarm = JobScheduler._schedule_reevalutation
 
     def set_alarm_if_rate_limited(scheduler: Any, delay: int) -> None:
-        if scheduler.job_rate_limiter is None or not scheduler.job_rate_limiter.get_free_jobs():
+        limiter = scheduler.job_rate_limiter
+        # get_free_jobs would forget the jobs of this selection if their submission has taken the whole timespan.
+        if limiter is None or len(limiter._jobs) >= limiter.max_jobs:
             set_alarm(scheduler, delay)
 
     JobScheduler._schedule_reevalutation = set_alarm_if_rate_limited

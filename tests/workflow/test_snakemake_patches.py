@@ -5,8 +5,10 @@ import inspect
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -14,6 +16,7 @@ from snakemake.io import _IOFile
 from snakemake.persistence import PersistenceBase
 from snakemake.persistence.file import FilePersistence
 from snakemake.scheduling.job_scheduler import JobRateLimiter, JobScheduler
+from snakemake.settings.types import MaxJobsPerTimespan
 from snakemake_executor_plugin_slurm import Executor
 from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
 
@@ -44,7 +47,7 @@ SOURCES = [
     (slurm_plugin, (Executor, RemoteExecutor)),
 ]
 #: Names without an underscore that are not documented.
-PUBLIC = {"exit_gracefully", "job_rate_limiter", "get_free_jobs", "run_uuid"}
+PUBLIC = {"exit_gracefully", "job_rate_limiter", "max_jobs", "run_uuid"}
 #: A workflow whose Snakemake receives SIGTERM while it finishes its first job.
 SNAKEFILE = """
 import os, signal
@@ -113,6 +116,24 @@ def test_parameter_records_are_equal_without_pandas(monkeypatch: pytest.MonkeyPa
     monkeypatch.delitem(sys.modules, "pandas")
     assert [persistence._serialize_param_pandas(value) for value in values[:-1]] == expected[:-1]
     assert "pandas" not in sys.modules
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.5])
+@pytest.mark.parametrize(("ready", "delays"), [(99, []), (100, [1]), (300, [1])])
+def test_alarm_is_set_if_rate_limit_delays_jobs(
+    ready: int, delays: list[int], seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is also set if the submission takes longer than the timespan, and then only the next job's end would help."""
+    alarms: list[int] = []
+    monkeypatch.setattr(JobScheduler, "_schedule_reevalutation", lambda scheduler, delay: alarms.append(delay))
+    patch_scheduler_alarm()
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    limiter = JobRateLimiter(MaxJobsPerTimespan.parse_choice("100/1s"))
+    limiter.register_jobs(min(ready, limiter.get_free_jobs()))
+    now += seconds  # of the submission
+    JobScheduler._schedule_reevalutation(SimpleNamespace(job_rate_limiter=limiter), limiter.timespan)
+    assert alarms == delays
 
 
 @pytest.mark.slow
