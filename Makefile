@@ -42,9 +42,10 @@ test: setup
 	pytest -q -n 2 --dist worksteal --durations 30 -m "not slow"
 
 # The slow tests: kills at random moments, complete studies, Slurm. Tests of one file share a process and what they
-# start there. There are four processes, because the two with Slurm mostly wait.
+# start there. There are four processes, because the two with Slurm mostly wait. With --dist loadfile pytest-xdist would
+# wait forever after the restart of a process whose test hung.
 test-all: setup
-	pytest -q -n 4 --dist loadfile --no-loadscope-reorder --durations 30 -m slow
+	pytest -q -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 30 -m slow
 
 lint: setup
 	@$(MAKE) --no-print-directory lint-fast

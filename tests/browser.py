@@ -3,11 +3,16 @@
 import fcntl
 import json
 import os
+import select
 import shutil
 import subprocess
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 assert BROWSER or "FEDPIPE_REQUIRE_BROWSER" not in os.environ, "install Chromium, or unset FEDPIPE_REQUIRE_BROWSER"
+
+
+#: Seconds within which the browser answers, so that no test waits forever.
+PATIENCE = 300
 
 
 class Browser:
@@ -17,6 +22,7 @@ class Browser:
         command_end, write = os.pipe()
         read, answer_end = os.pipe()
         flags = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", f"--user-data-dir={profile}"]
+        flags += ["--disable-dev-shm-usage"]  # /dev/shm of a container may be too small for a page
         ends = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in (command_end, answer_end)]
 
         def set_descriptors():  # the browser reads from 3 and writes to 4
@@ -27,10 +33,11 @@ class Browser:
         self.process = subprocess.Popen(command, preexec_fn=set_descriptors, close_fds=False, stderr=subprocess.DEVNULL)
         for end in (command_end, answer_end, *ends):
             os.close(end)
-        self.reading, self.writing = os.fdopen(read, "rb"), os.fdopen(write, "wb")
+        # select would not see the bytes in a buffer
+        self.reading, self.writing = os.fdopen(read, "rb", buffering=0), os.fdopen(write, "wb")
         self.rest, self.events, self.number, self.session = b"", [], 0, None
-        (target,) = [one for one in self("Target.getTargets")["targetInfos"] if one["type"] == "page"]
-        self.session = self("Target.attachToTarget", targetId=target["targetId"], flatten=True)["sessionId"]
+        target = self("Target.createTarget", url="about:blank")["targetId"]
+        self.session = self("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Network", "Runtime", "Log"):
             self(f"{domain}.enable")
 
@@ -50,11 +57,14 @@ class Browser:
 
     def next(self):
         while b"\0" not in self.rest:
-            part = self.reading.read1()
+            assert select.select([self.reading], [], [], PATIENCE)[0], f"the browser sent nothing for {PATIENCE} s"
+            part = self.reading.read(1 << 16)
             assert part, "the browser has ended"
             self.rest += part
         first, _, self.rest = self.rest.partition(b"\0")
-        return json.loads(first)
+        message = json.loads(first)
+        assert message.get("method") != "Inspector.targetCrashed", "the page has crashed"
+        return message
 
     def open(self, path, width):
         """Load a page at a width, and return all events until it is loaded."""
@@ -69,7 +79,7 @@ class Browser:
         return self("Runtime.evaluate", expression=expression, returnByValue=True)["result"]["value"]
 
     def close(self):
-        self.process.terminate()
+        self.process.kill()
         self.process.wait()
         self.reading.close()
         self.writing.close()

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -85,8 +86,10 @@ class Running(subprocess.Popen[AnyStr]):
 
 
 def wait_until(is_ready: Callable[[], bool], running: subprocess.Popen[bytes], event: str) -> None:
-    """Wait for an event. Fail if the process ends earlier."""
+    """Wait for an event. Fail if the process ends earlier, or after ten minutes."""
+    end = time.monotonic() + 600
     while not is_ready():
+        assert time.monotonic() < end, f"{event} did not happen within ten minutes"
         try:
             running.wait(timeout=0.05)
         except subprocess.TimeoutExpired:

@@ -35,6 +35,13 @@ def test_ci_runs_make_test_test_all_and_lint() -> None:
     assert os.access(ROOT / ".ci/run", os.X_OK)
 
 
+def test_session_ends_if_process_with_tests_of_one_file_ends() -> None:
+    """With --dist loadfile pytest-xdist waits forever after it has replaced a process (pytest-xdist#1323)."""
+    (command,) = read_recipe("test-all")
+    assert "--dist loadfile" in command
+    assert "--max-worker-restart 0" in command
+
+
 def test_workflow_runs_ci_on_python_3_11() -> None:
     job = WORKFLOW["jobs"]["all"]
     assert job["runs-on"].startswith("ubuntu-")
