@@ -49,7 +49,7 @@ class Report(Section):
     best_over: tuple[str, ...] = Field(
         (),
         description="Names of the grid, such as `[federation.learning_rate]`, for which the table reports each "
-        "method's best value per column.",
+        "method's best value, by its first protocol and metric.",
     )
     best_on: Literal["test", "validation"] = Field(
         "test",
