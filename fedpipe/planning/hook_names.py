@@ -45,6 +45,8 @@ def get_algorithm_name(algorithm: Algorithm) -> str:
 def find_naming_mistakes(algorithm: Algorithm) -> Iterator[str]:
     """Messages about names in an algorithm's class, and about arguments of its hooks."""
     label = get_algorithm_name(algorithm)
+    for mistake in component.find_field_mistakes(component.ALGORITHM, type(algorithm)):
+        yield f"{label} {mistake}"
     classes = [base for base in type(algorithm).__mro__ if base not in Algorithm.__mro__]
     used_names = overrides.find_used_names(classes)
     fields = {field.name for field in dataclasses.fields(algorithm)}
