@@ -6,11 +6,14 @@ A callback only reads. It changes no number, key or file of a run.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+import inspect
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
+from fedpipe.core import overrides
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage import layout
@@ -78,7 +81,7 @@ def check_callback(name: str) -> None:
     Raises
     ------
     SettingsError
-        It is a tracker that is not installed, or there is no class with this path.
+        It is a tracker that is not installed, or there is no class with this path, or a method has a mistake.
     """
     if name not in TRACKERS:
         find_callback(name)
@@ -102,7 +105,7 @@ def find_callback(name: str) -> type[Callback]:
     Raises
     ------
     SettingsError
-        There is no such class.
+        There is no such class, or fedpipe can't create it or call one of its methods.
     """
     if "." not in name:
         raise SettingsError(
@@ -120,7 +123,26 @@ def find_callback(name: str) -> type[Callback]:
             "to one of them."
         )
     callback: type[Callback] = candidate
+    if mistake := next(_find_mistakes(name, callback), None):
+        raise SettingsError(f"{CALLBACKS_KEY}: {mistake}")
     return callback
+
+
+def _find_mistakes(name: str, callback: type[Callback]) -> Iterator[str]:
+    """Messages about arguments and names of a callback's methods. ``name`` is its path."""
+    if isinstance(callback.__init__, FunctionType):
+        try:
+            inspect.signature(callback.__init__).bind(None)
+        except TypeError as error:
+            yield f"{name}.__init__ must work without arguments ({error}). Give each argument a default."
+    used_names = overrides.find_used_names(callback.__mro__)
+    for base in callback.__mro__[: callback.__mro__.index(Callback)]:
+        for method, value in vars(base).items():
+            is_unused = isinstance(value, FunctionType) and issubclass(base, Callback) and method not in used_names
+            if method in METHODS:
+                yield from overrides.check_override(name, method, value, Callback)
+            elif is_unused and (similar_name := overrides.find_similar_name(method, METHODS)):
+                yield f"{name}.{method} is never used, because no hook has that name. Did you mean '{similar_name}'?"
 
 
 def _is_callback(value: Any) -> bool:

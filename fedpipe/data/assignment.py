@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -274,6 +274,34 @@ def _partition_samples(
     Checks them, because the scheme may be a user's.
     """
     scheme.check(num_clients, len(np.unique(labels[samples])), len(samples))
+    name = registry.get_component_name(component.PARTITION, type(scheme))
+    sample, client, sample_split, client_values = _call_scheme(scheme, column, labels, samples, num_clients, seed)
+    is_valid = client.shape == sample.shape and (
+        sample_split is not None or np.isin(client, np.arange(num_clients)).all()
+    )
+    if not is_valid or len(np.setdiff1d(np.arange(num_clients), client)):
+        raise SettingsError(
+            f"partition.scheme: '{name}' returned an invalid assignment. Give every sample one of the {num_clients} "
+            "clients, and every client at least one sample."
+        )
+    if "." in name:  # a user's
+        repeated = _call_scheme(scheme, column, labels, samples, num_clients, seed)
+        if not all(map(np.array_equal, (sample, client, sample_split, client_values), repeated)):
+            raise SettingsError(
+                f"partition.scheme: '{name}' returned different assignments in two calls with the same arguments. Draw "
+                "all random numbers from `rng`."
+            )
+    order = np.lexsort((client, sample))
+    pairs = SampleClientPairs(
+        sample[order], client[order].astype(np.int64), None if sample_split is None else sample_split[order]
+    )
+    return pairs, client_values
+
+
+def _call_scheme(
+    scheme: Scheme, column: Column | None, labels: Integers, samples: Integers, num_clients: int, seed: int
+) -> tuple[Integers, Integers, Any, Integers]:
+    """Sample, client and split of the scheme's pairs, and the number of each client's value."""
     generator, client_values = rng.make_generator(seed, "partition"), np.empty(0, dtype=np.int64)
     if isinstance(scheme, ColumnScheme) and column is not None:
         client, client_values = scheme.assign_values(column.codes[samples], labels[samples], num_clients, generator)
@@ -281,20 +309,7 @@ def _partition_samples(
         sample, client, sample_split = SampleClientPairs(samples[has_client], client[has_client])
     else:
         sample, client, sample_split = scheme.partition_samples(labels, samples, num_clients, generator)
-    client = np.asarray(client)
-    is_valid = client.shape == sample.shape and (
-        sample_split is not None or np.isin(client, np.arange(num_clients)).all()
-    )
-    if not is_valid or len(np.setdiff1d(np.arange(num_clients), client)):
-        raise SettingsError(
-            f"partition.scheme: '{registry.get_component_name(component.PARTITION, type(scheme))}' returned an invalid "
-            f"assignment. Give every sample one of the {num_clients} clients, and every client at least one sample."
-        )
-    order = np.lexsort((client, sample))
-    pairs = SampleClientPairs(
-        sample[order], client[order].astype(np.int64), None if sample_split is None else sample_split[order]
-    )
-    return pairs, client_values
+    return sample, np.asarray(client), sample_split, client_values
 
 
 def _select_partitioned_samples(test: npt.NDArray[np.bool_], split: str) -> Integers:

@@ -64,6 +64,28 @@ class Broken(Callback):
         raise OSError("no such board")
     def end_run(self, run):
         pass
+
+class Misspelled(Callback):
+    def begin_run(self, run):
+        pass
+    def end_rounds(self, run, round_number, accuracies):
+        pass
+
+class Helper(Callback):
+    def begin_run(self, run):
+        self.begin_runs(run)
+    def begin_runs(self, run):
+        pass
+
+class Required(Callback):
+    def __init__(self, path):
+        self.path = path
+    def end_run(self, run):
+        pass
+
+class Short(Callback):
+    def end_round(self, run, accuracies):
+        pass
 """
 
 
@@ -191,6 +213,9 @@ def test_evaluate_command_calls_callbacks_for_its_round(folder: Path) -> None:
         (["absent_module.Board"], r"'absent_module\.Board' can't be imported \(No module named 'absent_module'\)"),
         (["own.json"], r"'own\.json' is not a callback"),
         (["own.Mute"], r"'own\.Mute' does nothing.* begin_run, end_round, end_run"),
+        (["own.Misspelled"], r"own\.Misspelled\.end_rounds is never used.* 'end_round'"),
+        (["own.Required"], r"own\.Required\.__init__ .*'path'"),
+        (["own.Short"], r"own\.Short\.end_round takes \(run, accuracies\)\. Use \(run, round_number, accuracies\)"),
         (["neptune"], r"unknown callback 'neptune'.*dvclive, mlflow, tensorboard, wandb"),
         (["own.Diary", "own.Diary"], r"'own\.Diary' is listed twice"),
     ],
@@ -199,6 +224,10 @@ def test_plan_rejects_invalid_callback_names(folder: Path, names: list[str], mes
     studies.write(study(*names), folder)
     with pytest.raises(SettingsError, match=rf"^execution\.callbacks: {message}"):
         planner.make_plan()
+
+
+def test_plan_accepts_method_of_callback_that_its_class_calls(folder: Path) -> None:
+    callbacks.check_callback("own.Helper")
 
 
 @pytest.mark.parametrize("name", callbacks.TRACKERS)

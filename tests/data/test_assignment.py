@@ -39,6 +39,18 @@ class FixedScheme(Scheme):
         return np.array(self.owner)
 
 
+@dataclass(frozen=True, kw_only=True)
+class UnseededScheme(Scheme):
+    """Draws its numbers from a generator without a seed, or from that of its argument."""
+
+    is_seeded: bool = False
+
+    @override
+    def assign(self, labels: Integers, num_clients: int, rng: np.random.Generator) -> Integers:
+        generator = rng if self.is_seeded else np.random.default_rng()
+        return generator.permutation(len(labels)) % num_clients
+
+
 def make_labels(train: int = 100, test: int = 25, num_classes: int = 10) -> tuple[Integers, np.ndarray]:
     """Return shuffled labels and the test mask, with the given numbers of samples of each class."""
     labels = np.repeat(np.arange(num_classes), train + test)
@@ -221,6 +233,14 @@ def test_assignment_rejects_invalid_output_of_custom_scheme(owner: tuple[int, ..
     labels = np.zeros(3, dtype=np.int64)
     with pytest.raises(SettingsError, match=r"^partition\.scheme: '.*FixedScheme' .* the 2 clients"):
         assign_samples(FixedScheme(owner=owner), labels, labels == 1, 2, "pooled", 0.25, 0)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_assignment_rejects_custom_scheme_that_ignores_its_generator(split: Split) -> None:
+    """Its clients would differ between machines, although runs have the same key."""
+    with pytest.raises(SettingsError, match=r"^partition\.scheme: '.*UnseededScheme' .* `rng`"):
+        assign_digits(UnseededScheme(), split)
+    assign_digits(UnseededScheme(is_seeded=True), split)
 
 
 # -- test and validation samples ---------------------------------------------------------------------------------------

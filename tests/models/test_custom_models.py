@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Annotated
 
+import numpy as np
 from pydantic import Field
 from torch import nn
 
@@ -128,6 +129,16 @@ class Noise(nn.Module):
         return nn.functional.dropout(x, 0.5, self.training)
 
 
+class RareNoise(nn.Module):
+    def forward(self, x):
+        return -x if random.random() < 1e-9 else x
+
+
+class ArrayNoise(nn.Module):
+    def forward(self, x):
+        return -x if np.random.rand() < 1e-9 else x
+
+
 class Louder(nn.Module):
     def forward(self, x):
         return 2 * x if self.training else x
@@ -139,6 +150,14 @@ def wrap(layer, features=5):
 
 def noise(shape, classes):
     return wrap(Noise())
+
+
+def rare_noise(shape, classes):
+    return wrap(RareNoise())
+
+
+def array_noise(shape, classes):
+    return wrap(ArrayNoise())
 
 
 def unseeded(shape, classes):
@@ -325,6 +344,8 @@ def test_error_of_flat_inputs_is_that_of_their_kind(name: str, has_tokens: bool 
         ("unseeded_constant", r"'own_models\.unseeded_constant' draws 'body\.constant' with random numbers"),
         ("unseeded_names", r"'own_models\.unseeded_names' draws 'body\.constant\d+' with random numbers"),
         ("noise", r"the layer 'body\.3' \(Noise\) of 'own_models\.noise' draws random numbers .*nn\.Dropout"),
+        ("rare_noise", r"the layer 'body\.3' \(RareNoise\) of 'own_models\.rare_noise' draws random numbers"),
+        ("array_noise", r"the layer 'body\.3' \(ArrayNoise\) of 'own_models\.array_noise' draws random numbers"),
         ("rrelu", r"the layer 'body\.3' \(RReLU\) of .* draws random numbers"),
         ("attention", r"the layer 'body\.3\.1\.self_attn' \(MultiheadAttention\) of .* draws random numbers"),
         ("spectral", r"'own_models\.spectral' changes its buffer 'body\.3\.parametrizations\.weight\.0\._[uv]'"),

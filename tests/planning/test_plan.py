@@ -29,7 +29,9 @@ from tests.errors import rejects
 pytestmark = pytest.mark.usefixtures("in_empty_folder")
 
 CUSTOM_COMPONENTS = '''
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
+from pathlib import Path
+from typing import ClassVar
 
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.data.partitions.iid import IID
@@ -49,6 +51,24 @@ class Alike(IID):
 @dataclass(frozen=True, kw_only=True)
 class Layers(MLP):
     """MLP by another name."""
+'''
+
+
+DERIVED_CLASS = '''
+
+@dataclass(frozen=True, kw_only=True)
+class Base(FedAvg):
+    mu: float = 0.01
+    sizes: tuple[int, ...] = field(default_factory=tuple)
+    twice: float = field(init=False)
+
+    def __post_init__(self, *_):
+        object.__setattr__(self, "twice", 2 * self.mu)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prox(Base):
+    """FedAvg with parameters of its base class."""
 '''
 
 
@@ -737,12 +757,41 @@ def test_params_yaml_and_package_are_sources_of_plan() -> None:
     assert find_changed_sources(plan) == {"params.yaml"}
 
 
-def test_custom_component_with_field_code_is_rejected(in_empty_folder: Path) -> None:
-    """A parameter `code` would replace the digest of the source code in the run key."""
-    text = CUSTOM_COMPONENTS.replace(
-        '"""FedAvg by another name."""', '"""FedAvg by another name."""\n\n    code: str = "fixed"'
-    )
-    (in_empty_folder / "hiding.py").write_text(text)
-    settings = make_study() | {"algorithms": {"fedavg": {"algorithm": "hiding.Own"}}}
-    with pytest.raises(SettingsError, match=r"algorithms\.fedavg: 'hiding\.Own' has a field 'code'"):
-        make_plan(settings)
+@pytest.mark.parametrize(
+    ("name", "line", "message"),
+    [
+        ("Own", "code: str = 'fixed'", "algorithms.fedavg: 'own.Own' has a field 'code'"),
+        ("Own", "name: str = 'l2'", "algorithms.fedavg: 'own.Own' has a field 'name'"),
+        ("Own", "algorithm: str = 'l2'", "algorithms.fedavg: 'own.Own' has a field 'algorithm'"),
+        ("Layers", "name: str = 'l2'", "model.name: 'own.Layers' has a field 'name'"),
+        ("Alike", "scheme: str = 'l2'", "partition.scheme: 'own.Alike' has a field 'scheme'"),
+        ("Own", "mu: InitVar[float] = 0.1", "algorithms.fedavg: 'own.Own' has an argument 'mu' that is not a field"),
+        ("Prox", "mu = 1.0", "algorithms.fedavg: 'own.Prox' sets 'mu' without a type ... `mu: float = 1.0`"),
+        ("Prox", "sizes = (1,)", "algorithms.fedavg: 'own.Prox' sets 'sizes' without a type"),
+        ("Prox", "file: Path = Path('t.txt')", "algorithms: PosixPath('t.txt') ... 'file' of 'own.Prox' ... str"),
+        ("Prox", "rare: frozenset[int] = frozenset({1})", "algorithms: frozenset({1}) ... 'rare' ... tuple"),
+    ],
+)
+def test_custom_component_with_parameter_that_keys_cannot_contain_is_rejected(
+    name: str, line: str, message: str, own_module: Path
+) -> None:
+    """For example, a parameter `code` would replace the digest of the source code in the run key."""
+    own_module.write_text(add_line_to_class(CUSTOM_COMPONENTS + DERIVED_CLASS, name, line))
+    algorithm = {"algorithms": {"fedavg": {"algorithm": f"own.{name}"}}}
+    sections = {"Layers": {"model": {"name": "own.Layers"}}, "Alike": {"partition": {"scheme": "own.Alike"}}}
+    with rejects(message):
+        make_plan(make_study() | sections.get(name, algorithm))
+
+
+@pytest.mark.parametrize("line", ["mu: float = 1.0", "mu: ClassVar[float] = 1.0"])
+def test_run_rebuilds_algorithm_with_changed_default_and_computed_field(line: str, own_module: Path) -> None:
+    own_module.write_text(add_line_to_class(CUSTOM_COMPONENTS + DERIVED_CLASS, "Prox", line))
+    params = parser.parse_params(make_study() | {"algorithms": {"fedavg": {"algorithm": "own.Prox"}}})
+    algorithm: Any = RunSettings.from_params(params, "fedavg", seed=0).build_algorithm()
+    assert (algorithm.mu, algorithm.twice) == (1.0, 2.0)
+
+
+def add_line_to_class(text: str, name: str, line: str) -> str:
+    before, start, after = text.partition(f"class {name}(")
+    first_line, _, rest = after.partition("\n")
+    return f"{before}{start}{first_line}\n    {line}\n{rest}"

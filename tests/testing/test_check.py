@@ -434,6 +434,15 @@ def test_check_names_ignores_methods_that_class_calls(project: Path) -> None:
     assert checks.check_names(import_module(project, body).Own()) == []
 
 
+def test_check_names_finds_default_without_type(project: Path) -> None:
+    write_module(project, "mu = 1.0", base="Prox")
+    import own
+
+    assert checks.check_names(own.Own()) == [
+        "own.Own sets 'mu' without a type, so this value has no effect. Write `mu: float = 1.0`."
+    ]
+
+
 BROKEN_CLASSES = """
 @dataclass
 class Unfrozen(FedAvg):

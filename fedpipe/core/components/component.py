@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter
@@ -32,7 +33,8 @@ class Component:
 
     def get_hashed_parameters(self) -> dict[str, Any]:
         """Parameters that enter keys. The path of a file does not enter a key."""
-        parameters = dataclasses.asdict(self)
+        values = dataclasses.asdict(self)
+        parameters = {field.name: values[field.name] for field in list_parameters(type(self))}
         if self.pinned_file:
             del parameters[self.pinned_file.parameter]
         return parameters
@@ -111,6 +113,27 @@ def get_type_adapter(component: Any) -> TypeAdapter[Component]:
 def list_parameters(component: type[Component]) -> tuple[dataclasses.Field[Any], ...]:
     """Fields of a component that you can set in params.yaml."""
     return tuple(field for field in dataclasses.fields(component) if field.init)
+
+
+def find_field_mistakes(kind: ComponentKind, component: type[Component]) -> Iterator[str]:
+    """Find names that fields of a custom component can't have, and parameters that are not fields.
+
+    Yields the rest of a sentence that begins with the class.
+    """
+    fields = {field.name: field for field in dataclasses.fields(component)}
+    for name in sorted({"code", kind.selector, kind.run_selector} & fields.keys()):
+        yield f"has a field '{name}'. Rename it, because fedpipe uses this name itself."
+    for name, argument in inspect.signature(component).parameters.items():
+        if name not in fields and argument.kind in {argument.KEYWORD_ONLY, argument.POSITIONAL_OR_KEYWORD}:
+            yield f"has an argument '{name}' that is not a field. Make it a field, because keys contain only fields."
+    for name, field in fields.items():
+        has_default = field.default is not dataclasses.MISSING
+        value = inspect.getattr_static(component, name) if has_default else vars(component).get(name, field.default)
+        if value is not field.default and not inspect.ismemberdescriptor(value):
+            annotation = field.type if isinstance(field.type, str) else inspect.formatannotation(field.type)
+            yield (
+                f"sets '{name}' without a type, so this value has no effect. Write `{name}: {annotation} = {value!r}`."
+            )
 
 
 def get_docstring_summary(component: type) -> str:

@@ -26,6 +26,7 @@ from fedpipe.core.components.component import (
     PARTITION,
     Component,
     ComponentKind,
+    find_field_mistakes,
     get_type_adapter,
     list_parameters,
 )
@@ -92,9 +93,9 @@ def find_component(kind: ComponentKind, name: str, key: str | None = None) -> ty
         fields = [annotation for annotation in types if "ClassVar" not in str(annotation)]
         if fields and "__dataclass_params__" not in vars(candidate):
             raise SettingsError(f"{key}: '{name}' has fields. Make it a @dataclass(frozen=True, kw_only=True).")
-        if "code" in vars(candidate).get("__dataclass_fields__", {}):
-            raise SettingsError(f"{key}: '{name}' has a field 'code'. Rename it, because keys use this name.")
         component_class: type[Component] = candidate
+        if mistake := next(find_field_mistakes(kind, component_class), None):
+            raise SettingsError(f"{key}: '{name}' {mistake}")
         return component_class
     if name not in list_components(kind):
         raise SettingsError(f"{key}: unknown {kind.name} '{name}'. {suggest_name(name, list_components(kind))}")
@@ -188,11 +189,19 @@ def parse_component(kind: ComponentKind, settings: Any, label: str = "", other_k
 
 def get_component_key_settings(kind: ComponentKind, component: Component) -> dict[str, Any]:
     """Name, code digest and parameters of a component for keys and run settings, as JSON values."""
-    identity = {
-        kind.run_selector: get_component_name(kind, type(component)),
+    name = get_component_name(kind, type(component))
+    run_settings = {
+        kind.run_selector: name,
         "code": code_digest.compute_code_digest(*component.list_hashed_code()).text,
     }
-    run_settings: dict[str, Any] = json.loads(json.dumps(identity | component.get_hashed_parameters()))
+    for parameter, value in component.get_hashed_parameters().items():
+        try:
+            run_settings[parameter] = json.loads(json.dumps(value))
+        except TypeError:
+            raise SettingsError(
+                f"{kind.section}: {value!r} can't be the value of '{parameter}' of '{name}', because keys contain only "
+                "numbers, texts, and lists and mappings of them. Use the type str for a path, and tuple for a set."
+            ) from None
     return run_settings
 
 
