@@ -5,7 +5,7 @@ An algorithm is a frozen dataclass of hyperparameters that derives from :class:`
     server = algorithm.init(initial_model)                   # initial_model(i): the i-th initial model
     state[k] = algorithm.init_client(server, initial_model)  # for each client k
     for round in 1..R:
-        shared, personal = algorithm.send(server, participants)
+        shared, personal = algorithm.send(server, ids)       # ids: one or more clients, see `send`
         for k in participants:                               # one client after the other, or many in one call
             client = algorithm.start(state[k], shared | personal[k], info[k])
             for p in algorithm.personal_passes() + algorithm.local_passes():
@@ -267,7 +267,11 @@ class Algorithm(Component):
     # -- server ------------------------------------------------------------------------------------------------------
 
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
-        """What the clients ``ids`` receive: a state for all, and one per client, stacked along a first axis."""
+        """What the clients ``ids`` receive: a state for all, and one per client, stacked along a first axis.
+
+        ``ids`` are any number of clients, and the same client may be there twice. So each value must depend only on
+        the client's own id. Compute what depends on the participants in ``aggregate``.
+        """
         return {"model": server["model"]}, {}
 
     def aggregate(self, server: State, uploads: Uploads) -> State:

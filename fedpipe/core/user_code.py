@@ -6,9 +6,11 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import random
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +19,7 @@ from typing import Any
 from fedpipe.core.errors import SettingsError, find_nearest_name
 
 BROKEN_CLASSES = "__broken_classes__"  #: attribute of a module that lacks classes: their errors by name
+UNSEEDED_GENERATORS = "__unseeded_generators__"  #: attribute of a module: libraries from which it draws without a seed
 
 
 def import_user_object(key: str, path: str, is_suitable: Callable[[Any], bool], advice: str) -> Any:
@@ -37,15 +40,22 @@ def import_user_object(key: str, path: str, is_suitable: Callable[[Any], bool], 
     ------
     SettingsError
         It can't be imported. The message has the line of the user's code that fails, or the nearest name in the module.
+        Or its module draws random numbers without a seed, which differ in each job.
     """
     module_name, _, member = path.rpartition(".")
     try:
-        module = _import_module(module_name)
+        module = _import_and_watch_module(module_name)
         if broken := getattr(module, BROKEN_CLASSES, {}).get(member):
             raise broken
     except Exception as error:  # a user's module may raise anything
         reason, advice = _explain_import_failure(error, module_name, advice)
         raise SettingsError(f"{key}: '{path}' can't be imported ({reason}). {advice}") from error
+    if libraries := getattr(module, UNSEEDED_GENERATORS, []):
+        raise SettingsError(
+            f"{key}: '{path}' can't be used, because the import of {module_name} draws random numbers from "
+            f"{libraries[0]}'s global generator, which differ in each job. Use a generator with a seed, such as "
+            "np.random.default_rng(0), or draw_normal in a hook."
+        )
     try:
         return getattr(module, member)
     except Exception as error:
@@ -59,6 +69,43 @@ def import_user_object(key: str, path: str, is_suitable: Callable[[Any], bool], 
         elif names:
             advice = f"Use one of: {', '.join(f'{module_name}.{name}' for name in names)}."
         raise SettingsError(f"{key}: '{path}' can't be imported ({error}). {advice}") from error
+
+
+def read_generator_states() -> dict[str, Any]:
+    """Read the states of the global random generators, by the name of the library. Only of imported libraries."""
+    states: dict[str, Any] = {"Python": random.getstate()}
+    if numpy := sys.modules.get("numpy"):
+        _, words, *position = numpy.random.get_state()
+        states["NumPy"] = (words.tobytes(), *position)
+    if torch := sys.modules.get("torch"):
+        states["PyTorch"] = torch.get_rng_state().tolist()
+    return states
+
+
+def _import_and_watch_module(name: str) -> ModuleType:
+    """Import a module, and record from which global generators it draws without a seed."""
+    old_names, states = {*sys.modules}, read_generator_states()
+    module = _import_module(name)
+    if name not in old_names and read_generator_states() != states:
+        folder = Path(str(module.__file__)).parent
+        new_modules = [sys.modules[new_name] for new_name in sys.modules.keys() - old_names]
+        user_modules = [new for new in new_modules if Path(str(getattr(new, "__file__", None))).parent == folder]
+        setattr(module, UNSEEDED_GENERATORS, _find_unseeded_generators(user_modules))
+    return module
+
+
+def _find_unseeded_generators(modules: Sequence[ModuleType]) -> list[str]:
+    """Find the libraries whose generators change if the code of modules runs again.
+
+    Then the import of a library has no effect, and a seed gives the same state again.
+    """
+    states = read_generator_states()
+    for spec in (module.__spec__ for module in modules):
+        if spec is None or spec.loader is None:
+            continue
+        with suppress(Exception):  # code that can run only once
+            spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    return [library for library, state in read_generator_states().items() if state != states.get(library)]
 
 
 def _import_module(name: str) -> ModuleType:

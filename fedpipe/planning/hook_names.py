@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.core import overrides
 from fedpipe.core.components import component, registry
+from fedpipe.core.errors import suggest_name
+from fedpipe.settings.federation import Federation
 
 #: Former names of hooks. A class that still has one would silently do what FedAvg does.
 FORMER_HOOKS = {
@@ -56,6 +58,12 @@ def find_naming_mistakes(algorithm: Algorithm) -> Iterator[str]:
                 yield from overrides.check_override(label, name, value, Algorithm)
             elif not name.startswith("_") and name not in HOOKS and name not in fields | FIELDS:
                 yield from _check_unused_name(label, name, used_names)
+    for key in algorithm.unsupported_settings:
+        if key not in Federation.model_fields:
+            yield (
+                f"{label}.unsupported_settings: '{key}' is not a key of the section federation. "
+                f"{suggest_name(key, [*Federation.model_fields])}"
+            )
     for name in fields:
         if name in HOOKS:
             yield f"{label}: the field '{name}' hides the hook with that name. Rename the field."

@@ -46,32 +46,44 @@ from fedpipe.testing.comparisons import (
     compute_mean_loss,
     describe_trial_difference,
     explain_outlying_statistic,
+    find_dependent_download,
     find_invalid_tensors,
+    find_wrong_sums,
     get_received_state,
+    list_attributes,
     list_models,
     list_remembered_values,
     make_digit_clients,
+    record_round_copies,
     seed_and_watch_generators,
 )
 from fedpipe.testing.trial import Trial, describe_difference, make_synthetic_clients, make_trial
 
 #: Advice instead of that to type `fedpipe check`.
 RESULT_ADVICE = "Return the types and shapes that FedAvg's hooks return."
+DRAW_MESSAGE = (
+    "random numbers are drawn from {}'s global generator, which the study's seed does not control. Use draw_normal or "
+    "draw_uniform."
+)
 
 
 def _make_check(find_violations: Callable[[Algorithm], Iterator[str]]) -> Check:
-    """Make a check of a generator of messages. An error of the algorithm is one more message."""
+    """Make a check of a generator of messages. An error of the algorithm is one more message.
+
+    Every check watches the global random generators, because a cached function draws only in the first one.
+    """
 
     @functools.wraps(find_violations)
     def check(algorithm: Algorithm) -> list[str]:
-        messages = []
-        try:
-            with explain_user_errors(algorithm):
-                messages += [
-                    f"{hook_names.get_algorithm_name(algorithm)}: {message}" for message in find_violations(algorithm)
-                ]
-        except SettingsError as error:
-            messages.append(str(error).replace(format_check_advice(algorithm), RESULT_ADVICE))
+        messages, name = [], hook_names.get_algorithm_name(algorithm)
+        with seed_and_watch_generators(0) as used_generators:
+            try:
+                with explain_user_errors(algorithm):
+                    messages += [f"{name}: {message}" for message in find_violations(algorithm)]
+            except SettingsError as error:
+                messages.append(str(error).replace(format_check_advice(algorithm), RESULT_ADVICE))
+        if used_generators and not messages:
+            messages.append(f"{name}: {DRAW_MESSAGE.format(used_generators[0])}")
         return messages
 
     return check
@@ -143,8 +155,9 @@ def check_hooks(algorithm: Algorithm) -> Iterator[str]:
 def check_statelessness(algorithm: Algorithm) -> Iterator[str]:
     """All memory is in the states. Nothing is stored on the algorithm, and no tensor is changed in place."""
     trial = make_trial(algorithm)
-    workers = cast(LoopExecutor, trial.executor)._idle_workers
-    remembered_values = [list_remembered_values(worker) for worker in (trial.algorithm, *workers)]
+    workers = (trial.algorithm, *cast(LoopExecutor, trial.executor)._idle_workers)
+    copies = [record_round_copies(worker) for worker in workers]
+    old_values = [(worker, list_remembered_values(worker)) for worker in workers]
     trial.run(1)
     states = {"server": trial.server} | {f"client {client}": state for client, state in trial.client_states.items()}
     previous_states = pytree.tree_map(torch.clone, states)
@@ -153,7 +166,9 @@ def check_statelessness(algorithm: Algorithm) -> Iterator[str]:
     if message := describe_difference(states, previous_states):
         owner = "the server's state" if message.startswith("server") else "a client's state"
         yield f"a round changes {owner} in place ({message}). Make new tensors, such as a = a + b."
-    for old, new in zip(remembered_values, map(list_remembered_values, (trial.algorithm, *workers)), strict=True):
+    pairs = [(old, list_remembered_values(worker)) for worker, old in old_values]
+    pairs += [(old, list_attributes(copy)) for copy, old in itertools.chain(*copies)]
+    for old, new in pairs:
         for name in new:
             if new[name] != old.get(name):
                 yield (
@@ -172,13 +187,32 @@ def check_reproducibility(algorithm: Algorithm) -> Iterator[str]:
             with seed_and_watch_generators(seed) as used_generators:
                 trials.append(make_trial(algorithm, width=width).run(1 if width else 2, tests=TESTS))
             if used_generators:
-                yield (
-                    f"random numbers are drawn from {used_generators[0]}'s global generator, which the study's seed "
-                    "does not control. Use draw_normal or draw_uniform."
-                )
+                yield DRAW_MESSAGE.format(used_generators[0])
                 return
         if message := describe_difference(collect_results_and_states(trials[1]), collect_results_and_states(trials[0])):
             yield f"the same run twice has different results ({message}). Make hooks pure functions of their arguments."
+
+
+@_make_check
+def check_send(algorithm: Algorithm) -> Iterator[str]:
+    """What a client receives does not depend on the other clients of `send`, or on their number."""
+    if message := find_dependent_download(make_trial(algorithm).run(2)):
+        yield (
+            f"`send` depends on the other clients of `ids` ({message}). Compute each value only from the client's own "
+            "id, and what depends on the participants in `aggregate`."
+        )
+
+
+@_make_check
+def check_measure_passes(algorithm: Algorithm) -> Iterator[str]:
+    """The sums of a Measure pass add up over the batches of a client."""
+    trial = make_trial(algorithm).run(1)
+    with torch.no_grad():
+        if message := find_wrong_sums(trial, client=7):
+            yield (
+                f"the sums of a Measure pass over two batches differ from those over all samples ({message}). Return "
+                "sums over the samples from `sums`, such as batch.sum(losses), and divide in `then`."
+            )
 
 
 # -- equal results of all executors ------------------------------------------------------------------------------------
@@ -253,7 +287,7 @@ def _find_bad_statistics(trial: Trial) -> Iterator[str]:
     """Find clients whose running statistics are not finite, or those of the initial model."""
     initial_model = move_state(trial.initial_model(0), trial.clients.device)
     for outcome in trial.outcomes:
-        models = list_models(outcome.upload) + list_models(outcome.kept_state)
+        models = list_models(outcome.upload, trial.net) + list_models(outcome.kept_state, trial.net)
         statistics = [
             (model[name], initial_model[name]) for model in models for name in trial.net.buffer_names if name in model
         ]
@@ -279,14 +313,14 @@ def _find_batch_norm_difference(stack: Trial, loop: Trial) -> Iterator[str]:
 
 def _find_outlying_statistics(trial: Trial, previous_server: State) -> Iterator[str]:
     """Find running statistics that clients receive, but that can't be averages of those that they sent."""
-    known_models = [
-        *list_models(previous_server),
-        *(model for outcome in trial.outcomes for model in list_models(outcome.upload)),
-    ]
+    old_models = list_models(previous_server, trial.net)
+    uploaded_models = [model for outcome in trial.outcomes for model in list_models(outcome.upload, trial.net)]
     for client in range(len(trial.clients)):
         state = trial.algorithm.traffic(get_received_state(trial, client))
-        for model, name in itertools.product(list_models(state), trial.net.buffer_names):
-            if name in model and (message := explain_outlying_statistic(name, model[name], known_models)):
+        for model, name in itertools.product(list_models(state, trial.net), trial.net.buffer_names):
+            if name in model and (
+                message := explain_outlying_statistic(name, model[name], old_models, uploaded_models)
+            ):
                 yield message
 
 
@@ -332,17 +366,19 @@ def check_order_of_uploads(algorithm: Algorithm) -> Iterator[str]:
 @_make_check
 def check_resuming(algorithm: Algorithm) -> Iterator[str]:
     """A run that resumes from its files, block by block, gives the bits of an uninterrupted run."""
-    straight_trial, resumed_trial = (make_trial(algorithm).run(2) for _ in range(2))
+    straight_trial, stopped_trial = (make_trial(algorithm).run(2) for _ in range(2))
+    resumed_trial = make_trial(algorithm)
+    resumed_trial.rounds = stopped_trial.rounds
     with tempfile.TemporaryDirectory() as folder:
 
         def write_and_read(tree: dict[str, Any]) -> dict[str, Any]:
             path = Path(folder) / "state.pt"
             return move_state(files.read_pt(path, files.write_pt(path, tree)), resumed_trial.clients.device)
 
-        resumed_trial.server = restore_state(write_and_read(resumed_trial.server))
+        resumed_trial.server = restore_state(write_and_read(stopped_trial.server))
         kept_stack = restore_state(
             write_and_read(
-                stack_states([resumed_trial.client_states[client] for client in range(len(resumed_trial.clients))])
+                stack_states([stopped_trial.client_states[client] for client in range(len(stopped_trial.clients))])
             )
         )
         resumed_trial.client_states = {
@@ -437,6 +473,8 @@ CHECKS: tuple[Check, ...] = (
     check_hooks,
     check_statelessness,
     check_reproducibility,
+    check_send,
+    check_measure_passes,
     check_loop_and_stack,
     check_loop_and_stack_with_adam,
     check_loop_and_stack_with_convolutions,

@@ -15,14 +15,18 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fedpipe.algorithms.base import Algorithm
-from fedpipe.algorithms.batch import State
+from fedpipe.algorithms.batch import Batch, State
+from fedpipe.algorithms.passes import Measure
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.tensors import Tensors
+from fedpipe.core.user_code import read_generator_states
 from fedpipe.engine import contract
-from fedpipe.engine.clients.executor import ClientTask, Outcome, TestSet
+from fedpipe.engine.clients.executor import ClientTask, Outcome, Phase, TestSet, activate_eval_mode, get_passes
 from fedpipe.engine.clients.federated_data import FederatedData
+from fedpipe.engine.clients.loop import ClientRun
 from fedpipe.engine.server.device import create_tensors_on_device_of
 from fedpipe.engine.torch_env.trees import stack_states, unstack_client
+from fedpipe.models.base import FunctionalNetwork
 from fedpipe.testing.trial import Trial, describe_difference, make_trial, select_trial_device
 
 Check = Callable[[Algorithm], list[str]]
@@ -117,6 +121,40 @@ def _scramble_omitted_parts(algorithm: Algorithm, state: State) -> State:
     return new_state
 
 
+def find_dependent_download(trial: Trial) -> str | None:
+    """Describe how a client's download depends on the other clients of `send`, or return None."""
+    clients = range(len(trial.clients))
+    for ids in (list(clients), [0, 1, 2], [2, 2]):
+        common, client_parts = trial.send(ids)
+        for index, client in enumerate(ids):
+            download = common | unstack_client(client_parts, index)
+            if message := describe_difference(download, get_received_state(trial, client), ROUNDING):
+                return f"client {client} with ids {ids} and with ids [{client}]: {message}"
+    return None
+
+
+def find_wrong_sums(trial: Trial, client: int) -> str | None:
+    """Describe how the sums of a Measure pass over two halves differ from those over all samples, or return None."""
+    algorithm = trial.algorithm.bind_round(trial.rounds + 1, trial.clients.seed)
+    phases: tuple[Phase, ...] = ("train", "finetune")
+    for phase in phases:
+        client_run, state = ClientRun(algorithm, trial.clients, trial.rounds + 1, client), trial.start(client)
+        for pass_ in get_passes(algorithm, phase, 1):
+            if isinstance(pass_, Measure):
+                samples = trial.clients.train if pass_.on == "train" else trial.clients.validation_or_train
+                batch = Batch(*trial.clients.gather_samples(samples[client]))
+                with activate_eval_mode(algorithm, state):
+                    all_sums, first_sums, last_sums = (
+                        contract.compute_measure_pass_sums(algorithm, pass_, state, part)
+                        for part in (batch, *batch.split(2))
+                    )
+                sums = {name: first_sums[name] + value for name, value in last_sums.items()}
+                if message := describe_difference(sums, all_sums, ROUNDING):
+                    return message
+            state = client_run.run_pass(pass_, state)
+    return None
+
+
 # -- runs and their results --------------------------------------------------------------------------------------------
 
 
@@ -167,9 +205,14 @@ def collect_results_and_states(trial: Trial) -> dict[str, Any]:
     return collect_client_results(trial.outcomes) | {"server": trial.server, "kept": trial.client_states}
 
 
-def list_models(state: State) -> list[Tensors]:
-    """The models of a state."""
-    return [part for part in state.values() if isinstance(part, Tensors)]
+def list_models(state: State, net: FunctionalNetwork) -> list[Tensors]:
+    """The models of a state: parts whose running statistics have the network's shapes, also of several models."""
+    return [
+        part
+        for part in state.values()
+        if isinstance(part, Tensors)
+        and all(part[name].shape[-1:] == net.shapes[name][-1:] for name in net.buffer_names if name in part)
+    ]
 
 
 def get_received_state(trial: Trial, client: int) -> State:
@@ -178,33 +221,73 @@ def get_received_state(trial: Trial, client: int) -> State:
     return common | unstack_client(client_parts, 0)
 
 
-def explain_outlying_statistic(name: str, value: Tensor, known_models: Sequence[Tensors]) -> str | None:
-    """Explain why a running statistic of the server can't be an average of known ones, or return None."""
+def explain_outlying_statistic(
+    name: str, value: Tensor, old_models: Sequence[Tensors], uploaded_models: Sequence[Tensors]
+) -> str | None:
+    """Explain why a running statistic of the server can't be an average of models or changes, or return None."""
     advice = "Average running statistics at the server, and apply other rules only to self.net.parameters."
     if name.endswith("running_var") and bool((value < 0).any()):
         return f"the server's '{name}' has a negative variance ({value.min():.3g}). {advice}"
-    rows = torch.cat([model[name].reshape(-1, *value.shape[-1:]) for model in known_models if name in model])
+    old_values, uploads = (
+        [model[name] for model in models if name in model] for models in (old_models, uploaded_models)
+    )
+    if not all(tensor.is_floating_point() for tensor in (value, *uploads)):  # codes, whose scale is unknown
+        return None
+    changes = [value - old_value for old_value in old_values if old_value.shape == value.shape]
+    if _is_in_range(value, old_values + uploads) or any(_is_in_range(change, uploads) for change in changes):
+        return None
+    return f"the server's '{name}' is outside the range of the clients' uploads. {advice}"
+
+
+def _is_in_range(value: Tensor, known_values: Sequence[Tensor]) -> bool:
+    """Whether each entry is between the smallest and the largest known entry, up to rounding."""
+    if not known_values:
+        return False
+    rows = torch.cat([known_value.reshape(-1, *value.shape[-1:]) for known_value in known_values])
     low, high = rows.min(0).values, rows.max(0).values
     slack = BATCH_NORM_ROUNDING * rows.abs().max()
-    if bool((value < low - slack).any()) or bool((value > high + slack).any()):
-        return f"the server's '{name}' is outside the range of the clients' uploads. {advice}"
-    return None
+    return bool(((value >= low - slack) & (value <= high + slack)).all())
 
 
 def list_remembered_values(algorithm: Algorithm) -> dict[str, Any]:
     """Values that an algorithm could change: its attributes, those of its classes, and globals of their modules."""
-    classes = [base for base in type(algorithm).__mro__ if base not in Algorithm.__mro__]
-    values = {f"self.{name}": value for name, value in vars(algorithm).items() if name not in ("net", "federation")}
-    for base in classes:
-        cached_names = {name for name, value in vars(base).items() if isinstance(value, functools.cached_property)}
-        values = {name: value for name, value in values.items() if name.removeprefix("self.") not in cached_names}
+    values: dict[str, Any] = {}
+    for base in _list_classes(algorithm):
         values |= {f"{base.__name__}.{name}": value for name, value in vars(base).items() if not name.startswith("__")}
         module = sys.modules.get(base.__module__)
         module_values = (
             {name: value for name, value in vars(module).items() if not name.startswith("__")} if module else {}
         )
         values |= {f"{base.__module__}.{name}": value for name, value in module_values.items()}
-    return {name: _convert_to_comparable(value) for name, value in values.items()}
+    return list_attributes(algorithm) | {name: _convert_to_comparable(value) for name, value in values.items()}
+
+
+def list_attributes(algorithm: Algorithm) -> dict[str, Any]:
+    """Attributes of an algorithm and of its network, except cached properties."""
+    attributes = {f"self.{name}": value for name, value in vars(algorithm).items() if name not in ("net", "federation")}
+    attributes |= {f"self.net.{name}": value for name, value in vars(algorithm.net).items()}
+    for base in _list_classes(algorithm):
+        for name, value in vars(base).items():
+            if isinstance(value, functools.cached_property):
+                attributes.pop(f"self.{name}", None)
+    return {name: _convert_to_comparable(value) for name, value in attributes.items()}
+
+
+def record_round_copies(algorithm: Algorithm) -> list[tuple[Algorithm, dict[str, Any]]]:
+    """Record each copy that an algorithm makes for a round, with its attributes at that time."""
+    copies = []
+
+    def bind_round(round_number: int, seed: int) -> Algorithm:
+        bound = type(algorithm).bind_round(algorithm, round_number, seed)
+        copies.append((bound, list_attributes(bound)))
+        return bound
+
+    object.__setattr__(algorithm, "bind_round", bind_round)
+    return copies
+
+
+def _list_classes(algorithm: Algorithm) -> list[type]:
+    return [base for base in type(algorithm).__mro__ if base not in Algorithm.__mro__]
 
 
 def _convert_to_comparable(value: Any) -> Any:
@@ -231,17 +314,14 @@ def seed_and_watch_generators(seed: int) -> Iterator[list[str]]:
     torch.default_generator.manual_seed(seed)
     np.random.seed(seed)  # noqa: NPY002
     random.seed(seed)
-    seeded_states: Any = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    seeded_states, module_count = read_generator_states(), len(sys.modules)
     try:
         yield used_generators
     finally:
-        if not torch.equal(torch.get_rng_state(), seeded_states[0]):
-            used_generators.append("PyTorch")
-        state: Any = np.random.get_state()  # noqa: NPY002
-        if state[2] != seeded_states[1][2] or not np.array_equal(state[1], seeded_states[1][1]):
-            used_generators.append("NumPy")
-        if random.getstate() != seeded_states[2]:
-            used_generators.append("Python")
+        states = read_generator_states()
+        if len(sys.modules) > module_count:  # libraries may draw from Python's generator while they are imported
+            del states["Python"]
+        used_generators += [library for library, state in states.items() if state != seeded_states[library]]
         torch.set_rng_state(saved_states[0])
         np.random.set_state(saved_states[1])  # noqa: NPY002
         random.setstate(saved_states[2])

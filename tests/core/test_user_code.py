@@ -1,0 +1,62 @@
+"""Imports of user code: random numbers without a seed are an error, because each job would draw others."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedpipe.core.errors import SettingsError
+from fedpipe.core.user_code import import_user_object
+
+IMPORTS = "import random\nimport numpy as np\nimport torch\n"
+
+
+def import_value() -> object:
+    """Import the value VALUE of own.py."""
+    return import_user_object("algorithms.mine", "own.VALUE", lambda value: True, "Use a value.")
+
+
+@pytest.fixture(autouse=True)
+def helper_modules() -> Iterator[None]:
+    """Forget the modules that own.py imports."""
+    yield
+    for name in ("helper", "library"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(
+    ("code", "library"),
+    [
+        ("VALUE = np.random.rand(4)", "NumPy"),
+        ("VALUE = torch.rand(4)", "PyTorch"),
+        ("VALUE = random.random()", "Python"),
+        ("from helper import VALUE", "NumPy"),
+    ],
+)
+def test_import_that_draws_without_seed_is_rejected(code: str, library: str, own_module: Path) -> None:
+    own_module.write_text(IMPORTS + code)
+    (own_module.parent / "helper.py").write_text(f"{IMPORTS}VALUE = np.random.rand(4)")
+    for _ in range(2):  # also after the module was imported
+        with pytest.raises(SettingsError, match=f"algorithms.mine: 'own.VALUE' .* own draws .* {library}'s"):
+            import_value()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "VALUE = np.random.default_rng(0).random(4)",
+        "np.random.seed(0)\nVALUE = np.random.rand(4)",
+        "torch.manual_seed(0)\nVALUE = torch.rand(4)",
+        "random.seed(0)\nVALUE = random.random()",
+        "import library\nVALUE = 1",
+    ],
+)
+def test_import_that_draws_with_seed_or_in_library_is_accepted(
+    code: str, own_module: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_module.write_text(IMPORTS + code)
+    (folder := own_module.parent / "installed").mkdir()
+    (folder / "library.py").write_text(f"{IMPORTS}VALUE = np.random.rand(4)")
+    monkeypatch.syspath_prepend(str(folder))
+    assert import_value() is not None
