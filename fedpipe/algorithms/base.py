@@ -39,17 +39,19 @@ import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from typing_extensions import override
 
 from fedpipe.algorithms.batch import Batch, ClientInfo, State, one_hot
 from fedpipe.algorithms.passes import Condition, Gradient, Loss, Measure, Pass, Pull, Step, Train, Update
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core import rng
 from fedpipe.core.components.component import Component
+from fedpipe.core.errors import HookError
 from fedpipe.core.noise import draw_normal, draw_uniform
 from fedpipe.core.tensors import Tensors
 from fedpipe.models.base import FunctionalNetwork, Network
@@ -94,6 +96,24 @@ class StudyFacts(NamedTuple):
         return self.build_network()
 
 
+class HookFederation(Federation):
+    """Settings of the federation that hooks can read. These are all except `rounds`, which is not in a run's key."""
+
+    @classmethod
+    def from_federation(cls, federation: Federation) -> HookFederation:
+        """Make them from the section `federation`."""
+        return federation if isinstance(federation, cls) else cls.model_construct(**dict(federation))
+
+    @override
+    def __getattribute__(self, name: str) -> Any:
+        if name == "rounds":
+            raise HookError(
+                "self.federation.rounds can't be read in a hook, because more rounds continue a run. Add a parameter "
+                "to your class, such as `horizon: int = 100`."
+            )
+        return super().__getattribute__(name)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Algorithm(Component):
     """Base of all algorithms. Clients receive the complete model, train it on the mean cross-entropy and upload it.
@@ -132,7 +152,7 @@ class Algorithm(Component):
         """
         bound = copy.copy(self)
         object.__setattr__(bound, "net", net)
-        object.__setattr__(bound, "federation", federation)
+        object.__setattr__(bound, "federation", HookFederation.from_federation(federation))
         return bound
 
     @property
@@ -278,7 +298,7 @@ class Algorithm(Component):
         """The server's state after the round.
 
         The rule is for parameters. The engine averages the running statistics of each part that is uploaded with the
-        same name, such as ``model``, and ignores the rule's.
+        same name, such as ``model``, and ignores the rule's. They have the weights of the part's last ``uploads.mean``.
         """
         raise NotImplementedError
 

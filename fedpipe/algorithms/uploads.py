@@ -18,15 +18,18 @@ class Uploads(Sequence[tuple[int, float, State]]):
         total = sum(weights)
         self.ids, self.weights = tuple(ids), tuple(weight / total for weight in weights)
         self.states = uploads  #: upload of each client
-        self.effective_uploads = self  #: uploads with the weights that the method uses: these, or those of `uniform`
+        #: Uploads with the weights of each part's last mean, and (None) of the last `with_weights`.
+        self._effective_uploads: dict[str | None, Uploads] = {}
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def __getitem__(self, index: Any) -> Any:
-        """The entry of one client by its position, or one part of all uploads by its name."""
+        """The entry of one client by its position, uploads of several by a slice, or one part of all by its name."""
         if isinstance(index, str):
             return [upload[index] for upload in self.states]
+        if isinstance(index, slice):
+            return self._derive_uploads(self.ids[index], self.weights[index], self.states[index])
         return self.ids[index], self.weights[index], self.states[index]
 
     def __iter__(self) -> Iterator[tuple[int, float, State]]:
@@ -34,8 +37,24 @@ class Uploads(Sequence[tuple[int, float, State]]):
 
     def with_equal_weights(self) -> Uploads:
         """The same uploads with equal weights, for methods that define uniform averages."""
-        self.effective_uploads = Uploads(self.ids, [1.0] * len(self), self.states)
-        return self.effective_uploads
+        return self.with_weights([1.0] * len(self))
+
+    def with_weights(self, weights: Sequence[float]) -> Uploads:
+        """The same uploads with other weights, one per client, which are divided by their sum.
+
+        BatchNorm's running statistics in the parts that you average have these weights, too.
+        """
+        uploads = self._effective_uploads[None] = self._derive_uploads(self.ids, weights, self.states)
+        return uploads
+
+    def _derive_uploads(self, ids: Sequence[int], weights: Sequence[float], states: Sequence[State]) -> Uploads:
+        uploads = Uploads(ids, weights, states)
+        uploads._effective_uploads = self._effective_uploads
+        return uploads
+
+    def get_effective_uploads(self, part: str) -> Uploads:
+        """The uploads with the weights that the method used for a part."""
+        return self._effective_uploads.get(part, self._effective_uploads.get(None, self))
 
     def mark(self, flags: Tensor) -> Tensor:
         """The flags of all clients, shape (N,), with 1 for the clients of these uploads."""
@@ -43,6 +62,7 @@ class Uploads(Sequence[tuple[int, float, State]]):
 
     def mean(self, part: str, names: Iterable[str] | None = None) -> Any:
         """Weighted mean of one part of the uploads, or of its tensors ``names``, summed in client order."""
+        self._effective_uploads[part] = self
         total = None
         for _, weight, upload in self:
             term = (upload[part] if names is None else upload[part].only(names)) * weight

@@ -66,6 +66,10 @@ class SettingsError(UserError, ValueError):
     """A setting of params.yaml is unknown, of the wrong type, or impossible."""
 
 
+class HookError(SettingsError):
+    """A hook reads a value that it can't have. The engine puts the hook, its file and line before the message."""
+
+
 class ArtifactError(UserError):
     """A stored file is missing, damaged, or differs from its manifest."""
 

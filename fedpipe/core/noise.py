@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedpipe.core.errors import HookError
 from fedpipe.core.tensors import Tensors
 
 CHUNK = 2**14  #: random numbers per chunk
@@ -39,6 +40,7 @@ def draw_uniform(key: Tensor, purpose: str, like: TensorOrTensors) -> TensorOrTe
     """
     if isinstance(like, Tensors):
         return Tensors((name, draw_uniform(key, f"{purpose}/{name}", value)) for name, value in like.items())
+    _require_key(key)
     return generate_uniform(_derive_key(key.to(like.device), purpose), like.shape).to(like.dtype)
 
 
@@ -50,11 +52,20 @@ def draw_normal(key: Tensor, purpose: str, like: TensorOrTensors) -> TensorOrTen
     """
     if isinstance(like, Tensors):
         return Tensors((name, draw_normal(key, f"{purpose}/{name}", value)) for name, value in like.items())
+    _require_key(key)
     radius, angle = (
         generate_uniform(_derive_key(key.to(like.device), f"{purpose}/{part}"), like.shape).double()
         for part in ("radius", "angle")
     )
     return ((-2 * (1 - radius).log()).sqrt() * (2 * math.pi * angle).cos()).to(like.dtype)
+
+
+def _require_key(key: Tensor | None) -> None:
+    if key is None:
+        raise HookError(
+            "The key of draw_normal and draw_uniform is None. batch.noise_key exists only in Train passes without "
+            "`eval_mode`, if the class has `needs_step_noise: ClassVar[bool] = True`."
+        )
 
 
 def _derive_key(key: Tensor, purpose: str) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import CodeType
 from typing import Any, cast, get_args
@@ -14,7 +14,8 @@ from torch import Tensor
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.algorithms.batch import Batch, State
 from fedpipe.algorithms.passes import Measure, Pass, Train, Update
-from fedpipe.core.errors import SettingsError
+from fedpipe.algorithms.uploads import Uploads
+from fedpipe.core.errors import SettingsError, suggest_name
 from fedpipe.core.tensors import Tensors, describe_tensor
 from fedpipe.engine.user_errors import explain_user_errors, is_user_code
 from fedpipe.planning.hook_names import get_algorithm_name
@@ -59,6 +60,58 @@ def validate_state(algorithm: Algorithm, hook: str, result: Any) -> State:
                     f"{_format_tensor_advice(tensor)}"
                 )
     return result
+
+
+def reject_buffer_parts(algorithm: Algorithm, hook: str, parts: Iterable[str]) -> None:
+    """Reject parts with the engine's names of running statistics."""
+    if part := next((part for part in parts if part.partition("/")[0] == "buffers"), None):
+        raise SettingsError(
+            f"{describe_hook(algorithm, hook)} returned '{part}', which is fedpipe's name of BatchNorm's running "
+            "statistics. Use another name."
+        )
+
+
+def validate_server_optimizer_part(algorithm: Algorithm, part: str, state: State) -> None:
+    """Require the part that the server's optimizer updates in the server's initial state."""
+    if not isinstance(state.get(part), Tensors):
+        raise SettingsError(
+            f"{describe_hook(algorithm, 'init')} returned no model '{part}', which "
+            f"federation.server: {algorithm.federation.server.optimizer} updates. Set the class variable "
+            "`server_optimizer_part` to the part that your `aggregate` averages. If there is none, set it to None, and "
+            "remove federation.server."
+        )
+
+
+def validate_uploaded_statistics(algorithm: Algorithm, parts: Sequence[str], uploads: Uploads, server: State) -> None:
+    """Require running statistics of models in the uploaded parts that have names of parts of the server's state.
+
+    Raises
+    ------
+    SettingsError
+        They have another dtype or shape than those of the server, or a negative variance.
+    """
+    minima: dict[str, Tensor] = {}
+    for part in parts:
+        reference = describe_state({part: server.get(part, Tensors())})
+        for name, value in algorithm.net.buffers(uploads.states[0][part]).items():
+            description, expected = describe_tensor(value), reference.get(f"{part}.{name}")
+            if expected and description != expected:
+                problem = f"as {description}, but the server has it as {expected}"
+                raise _make_statistics_error(algorithm, f"{part}.{name}", problem)
+            if name.endswith("running_var"):
+                minima[f"{part}.{name}"] = torch.stack([model[name] for model in uploads[part]]).min()
+    if minima and (minimum := torch.stack([*minima.values()]).min()) < 0:  # the only transfer from the server's device
+        name = next(name for name, value in minima.items() if value == minimum)
+        raise _make_statistics_error(algorithm, name, f"with a negative variance ({minimum:.3g})")
+
+
+def _make_statistics_error(algorithm: Algorithm, name: str, problem: str) -> SettingsError:
+    return SettingsError(
+        f"{describe_hook(algorithm, 'upload')} returned '{name}' {problem}. fedpipe averages BatchNorm's running "
+        "statistics of each uploaded part that has the name of a part of the server. If the part is a complete model, "
+        "change only self.net.parameters(model). If it contains something else, such as differences or codes, give it "
+        "another name."
+    )
 
 
 def validate_download(algorithm: Algorithm, result: Any) -> tuple[State, State]:
@@ -200,6 +253,16 @@ def _validate_model(algorithm: Algorithm, hook: str, result: Any) -> Tensors:
             "such as server['model']."
         )
     return cast(Tensors, result)
+
+
+def validate_trained_names(algorithm: Algorithm, training: Train, names: Sequence[str], client: State) -> None:
+    """Require that the trained part has the trained tensors ``names`` of a pass."""
+    known_names = training.get_trained_tensors(client)
+    if unknown_name := next((name for name in names if name not in known_names), None):
+        raise SettingsError(
+            f"{get_algorithm_name(algorithm)}: `only` of a Train pass has '{unknown_name}', which is not in "
+            f"'{training.first_trained_part}'. {suggest_name(unknown_name, [*known_names])}"
+        )
 
 
 def validate_pull_target(algorithm: Algorithm, training: Train, names: Sequence[str], client: State) -> None:

@@ -15,7 +15,7 @@ import torch
 import fedpipe
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.core.components import component, registry
-from fedpipe.core.errors import SettingsError, UserError
+from fedpipe.core.errors import HookError, SettingsError, UserError
 from fedpipe.core.tensors import MissingTensorError, NamesDifferError
 from fedpipe.planning.hook_names import get_algorithm_name
 
@@ -36,6 +36,8 @@ def explain_user_errors(algorithm: Algorithm) -> Iterator[None]:
     """
     try:
         yield
+    except HookError as error:
+        raise SettingsError(explain_error(algorithm, error)) from error
     except (UserError, MemoryError, OSError, torch.OutOfMemoryError):
         raise
     except Exception as error:
@@ -50,6 +52,8 @@ def explain_error(algorithm: Algorithm, error: Exception) -> str | None:
     user_frames = [frame for frame in frames if is_user_code(frame.filename)]
     name, message = get_algorithm_name(algorithm), str(error).strip().split("\n", 1)[0]
     if not user_frames:
+        if isinstance(error, HookError):
+            return f"{name}: {message}"
         if name in registry.list_components(component.ALGORITHM):
             return None
         if isinstance(error, NotImplementedError) and hasattr(Algorithm, frames[-1].name):
@@ -63,6 +67,8 @@ def explain_error(algorithm: Algorithm, error: Exception) -> str | None:
     frame = user_frames[-1]
     line = linecache.getline(frame.filename, frame.lineno or 0).strip()
     prefix, error_text = f"{_describe_failed_hook(algorithm, user_frames)}: `{line}`", str(error)
+    if isinstance(error, HookError):
+        return f"{prefix} failed. {message}"
     if any(words in error_text for words in DATA_DEPENDENT_ERRORS):
         return (
             f"{prefix} reads a tensor's value in Python, as `if`, float() and item() do. Use torch.where, or `when` of "

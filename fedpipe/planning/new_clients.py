@@ -124,7 +124,7 @@ def is_personal_model_trained(
 ) -> bool:
     """Whether a new client's personal model depends on what it receives. Otherwise it is an initial model.
 
-    The download has NaN instead of its numbers. If the logits are numbers, they do not depend on it.
+    Its logits are compared with those for a download of other numbers: NaN, and integers that are larger by 1.
 
     Parameters
     ----------
@@ -151,17 +151,21 @@ def is_personal_model_trained(
             for part, value in state.items()
         }
 
-    def replace_by_nan(value: Tensor) -> Tensor:
-        return torch.full_like(value, torch.nan if value.is_floating_point() else 0, device=x.device)
+    def change_numbers(value: Tensor) -> Tensor:
+        return torch.full_like(value, torch.nan) if value.is_floating_point() else (value + 1).to(value.dtype)
 
     with torch.no_grad():
         algorithm = algorithm.bind_round(0, 0)
         server = algorithm.init(initial_model)
         common, own = algorithm.send(server, [algorithm.federation.clients - 1])
-        download = map_state(replace_by_nan, common | map_state(lambda value: value[0], own))
+        download = map_state(lambda value: value.to(x.device), common | map_state(lambda value: value[0], own))
         state = map_state(lambda value: value.to(x.device), algorithm.init_client(server, initial_model))
         one = torch.ones((), dtype=algorithm.net.dtype, device=x.device)
         info = ClientInfo(one, one.expand(num_classes), one, one, torch.zeros_like(one, dtype=torch.int64))
         buffers = algorithm.net.client_buffers.map(lambda value: value.to(x.device))
         with algorithm.net.mode.activate(False, None, None, buffers):
-            return bool(algorithm.predict(algorithm.start(state, download, info), x).isnan().any())
+            logits, changed_logits = (
+                algorithm.predict(algorithm.start(state, received_state, info), x)
+                for received_state in (download, map_state(change_numbers, download))
+            )
+            return not torch.equal(logits, changed_logits)

@@ -499,3 +499,17 @@ def test_sum_adds_tensors_and_scalar_has_network_dtype() -> None:
     assert sum(parts)["a"].tolist() == [6, 6]  # type: ignore[index]
     trial: Trial = make_trial(FedAvg())
     assert trial.algorithm.scalar(1.5).dtype == torch.float64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Annealed(FedAvg):
+    """A proximal term that vanishes in the last round."""
+
+    def start(self, state: State, download: State, info: ClientInfo) -> State:
+        return {"model": download["model"], "mu": 1 - info.round / self.federation.rounds}
+
+
+def test_check_finds_hook_that_reads_number_of_rounds() -> None:
+    (message,) = check_algorithm(Annealed())
+    assert "Annealed.start (test_open_contract.py, line " in message
+    assert "self.federation.rounds can't be read in a hook" in message

@@ -1,5 +1,6 @@
 """The server's side of a round: running statistics by the federation's rule, and the server's optimizers."""
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,7 +8,9 @@ import pytest
 import torch
 
 from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.components import component, registry
+from fedpipe.core.errors import SettingsError
 from fedpipe.core.tensors import Tensors
 from fedpipe.engine.server.server import M, V, aggregate_uploads, apply_server_optimizer, init_server_optimizer_moments
 from fedpipe.settings.federation import Server
@@ -73,6 +76,114 @@ def test_running_statistics_use_weights_of_aggregation(make_trial, assert_same):
     for statistics in statistics_by_client:
         expected = expected + statistics / len(statistics_by_client)
     assert_same(trial.net.buffers(trial.server["model"]), expected, tolerance=1e-14)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneClientCounts(FedAvg):
+    """The model of one client, and equal weights for another part."""
+
+    chosen: int = 2
+    has_slice: bool = False
+
+    def init(self, initial_model):
+        return {"model": initial_model(0), "size": self.scalar(0.0)}
+
+    def start(self, state, download, info):
+        return {"model": download["model"], "size": info.size}
+
+    def upload(self, client):
+        return {"model": client["model"], "size": client["size"]}
+
+    def aggregate(self, server, uploads):
+        weights = [float(index == self.chosen) for index in range(len(uploads))]
+        chosen = uploads[self.chosen : self.chosen + 1] if self.has_slice else uploads.with_weights(weights)
+        return {"model": chosen.mean("model"), "size": uploads.with_equal_weights().mean("size")}
+
+
+@pytest.mark.parametrize("has_slice", [False, True])
+def test_running_statistics_use_weights_of_their_own_part(make_trial, assert_same, has_slice):
+    trial = make_trial(OneClientCounts(has_slice=has_slice), "norm").run()
+    assert_same(trial.server["model"], trial.outcomes[2].upload["model"])
+    sizes = [float(outcome.upload["size"]) for outcome in trial.outcomes]
+    assert trial.server["size"].item() == pytest.approx(sum(sizes) / len(sizes))
+
+
+def test_equal_weights_of_other_part_keep_weights_of_running_statistics(make_trial, assert_same):
+    @dataclass(frozen=True, kw_only=True)
+    class EqualSizes(OneClientCounts):
+        def aggregate(self, server, uploads):
+            return {"model": uploads.mean("model"), "size": uploads.with_equal_weights().mean("size")}
+
+    assert_same(
+        make_trial(EqualSizes(), "norm").run(3).server["model"], make_trial(FedAvg(), "norm").run(3).server["model"]
+    )
+
+
+def test_slice_of_uploads_is_uploads_with_their_weights():
+    uploads = Uploads([3, 5, 8], [1, 2, 3], [{"n": torch.tensor(value)} for value in (1.0, 2.0, 4.0)])
+    rest = uploads[1:]
+    assert rest.ids == (5, 8)
+    assert rest.weights == pytest.approx((0.4, 0.6))
+    assert rest.mean("n").item() == pytest.approx(3.2)
+    assert list(uploads[:0]) == []
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherUpload(FedAvg):
+    """FedAvg, but the upload is a function of the model, which the server inverts."""
+
+    part: str = "model"
+    kind: str = "difference"
+
+    def start(self, state, download, info):
+        return {"model": download["model"], "anchor": download["model"]}
+
+    def upload(self, client):
+        match self.kind:
+            case "difference":
+                return {self.part: client["model"] - client["anchor"]}
+            case "codes":
+                return {self.part: client["model"].map(lambda value: (value * 16).round().to(torch.int8))}
+            case "rows":
+                return {self.part: client["model"].map(lambda value: value.unsqueeze(0))}
+        return {self.part: client["model"].map(torch.Tensor.half)}
+
+    def aggregate(self, server, uploads):
+        total = server["model"].zeros()
+        for _, weight, upload in uploads:
+            total = total + upload[self.part].map(lambda value: value.to(torch.float64)) * weight
+        factor, offset = {"difference": (1, server["model"]), "codes": (1 / 16, 0)}.get(self.kind, (1, 0))
+        return {
+            "model": Tensors(
+                (name, value.reshape(server["model"][name].shape)) for name, value in (total * factor + offset).items()
+            )
+        }
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        ("difference", "'model.body.1.running_var' with a negative variance (-"),
+        ("codes", "'model.body.1.running_mean' as int8 of shape (6,), but the server has it as float64"),
+        ("half", "'model.body.1.running_mean' as float16 of shape (6,), but the server has it as float64"),
+        (
+            "rows",
+            "'model.body.1.running_mean' as float64 of shape (1, 6), but the server has it as float64 of shape (6,)",
+        ),
+    ],
+)
+def test_upload_that_is_no_model_needs_other_name_than_server_part(make_trial, kind, problem):
+    with pytest.raises(
+        SettingsError,
+        match=re.escape(f"test_server.OtherUpload.upload ... returned {problem}").replace(r"\.\.\.", r"\(.*\)"),
+    ):
+        make_trial(OtherUpload(kind=kind), "norm").run()
+    make_trial(OtherUpload(kind=kind)).run()  # without BatchNorm
+
+
+def test_uploaded_difference_with_other_name_equals_fedavg(make_trial, assert_same):
+    trial, plain = (make_trial(algorithm, "norm").run(3) for algorithm in (OtherUpload(part="sent"), FedAvg()))
+    assert_same(trial.server, plain.server, tolerance=1e-12)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -98,6 +98,23 @@ def test_held_out_check_of_custom_method_depends_on_its_hooks(tmp_path: Path) ->
     make_plan("together", algorithms=algorithms, federation=held_out)
 
 
+def test_held_out_accepts_methods_that_download_integers_or_replace_nan() -> None:
+    Path("h2_methods.py").write_text(
+        "from dataclasses import dataclass\nimport torch\nfrom fedpipe.algorithms.fedavg import FedAvg\n\n\n"
+        "@dataclass(frozen=True, kw_only=True)\nclass Codes(FedAvg):\n"
+        "    def send(self, server, ids):\n"
+        "        return {'codes': server['model'].map(lambda value: torch.round(value * 100).to(torch.int16))}, {}\n\n"
+        "    def start(self, state, download, info):\n"
+        "        return {'model': download['codes'].map(lambda value: value.to(self.net.dtype) / 100)}\n\n\n"
+        "@dataclass(frozen=True, kw_only=True)\nclass Guarded(FedAvg):\n"
+        "    def start(self, state, download, info):\n"
+        "        return {'model': download['model'].map(torch.nan_to_num)}\n"
+    )
+    for name in ("Codes", "Guarded"):
+        algorithms = {"own": {"algorithm": f"h2_methods.{name}"}}
+        make_plan("own", algorithms=algorithms, federation={"held_out": 0.2})
+
+
 # -- the report --------------------------------------------------------------------------------------------------------
 
 

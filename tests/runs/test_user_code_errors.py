@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedpipe.algorithms.base import Train
+from fedpipe.algorithms.base import Train, draw_normal
 from fedpipe.algorithms.fedavg import FedAvg
 
 
@@ -24,6 +24,9 @@ class Own(FedAvg):
 BRANCH = "return self.risk(client, batch) * (1 if batch.y.sum() > 3 else 2)"
 SUM = "return {'model': initial_model(0) + initial_model(0).without(['head.bias'])}"
 HALF = "return self.net(client['model'].only(self.net.body_names), batch.x).mean()"
+ANNEAL = "return {'model': download['model'], 'mu': 1 - info.round / self.federation.rounds}"
+NOISE = "return self.risk(client, batch) + draw_normal(batch.noise_key, 'noise', batch.x).mean()"
+BUFFERS = "return {'model': download['model'], 'buffers': self.net.buffers(download['model'])}"
 NOTHING = "return {'model': initial_model(0)['nothing']}"
 #: A method, its body, the stack, and the error after `own.Own.METHOD (own.py, line `
 MISTAKES = [
@@ -74,6 +77,12 @@ MISTAKES = [
         *("loss(self, client, batch)", "return 0.5", 1),
         "12) returned 0.5, a Python float. Return a floating-point scalar tensor",
     ),
+    (
+        *("start(self, state, download, info)", ANNEAL, 1),
+        f"13): `{ANNEAL}` failed. self.federation.rounds can't be read in a hook",
+    ),
+    ("loss(self, client, batch)", NOISE, 1, f"13): `{NOISE}` failed. The key of draw_normal and draw_uniform is None"),
+    ("start(self, state, download, info)", BUFFERS, 1, "12) returned 'buffers', which is fedpipe's name"),
     ("init(self, initial_model)", NOTHING, 1, f"13): `{NOTHING}` reads 'nothing'"),
     (
         *("init(self, initial_model)", SUM, 1),
@@ -131,3 +140,30 @@ def test_error_about_running_statistics_shows_net_parameters(own_module: Path, r
         f"fedpipe: own.Own.init (own.py, line 13): `{body}` combines Tensors with different names: only one of them "
         "has body.1.running_mean, body.1.running_var. Use self.net.parameters(model)"
     ), message
+
+
+@pytest.mark.parametrize(
+    ("name", "group", "suggestion"),
+    [("head.weigth", "model", "'head.weight'"), ("model/head.bais", ("model",), "'model/head.bias'")],
+)
+def test_error_about_unknown_trained_tensor_suggests_nearest_name(
+    name: str, group: str | tuple[str, ...], suggestion: str, own_module: Path, run_fedpipe: RunFedpipe
+) -> None:
+    body = f"return Train(self.loss, only=({name!r},), group={group!r})"
+    own_module.write_text(OWN.format(f"def training_pass(self):\n        {body}"))
+    plan = studies.prepare(studies.settings(("own",), rounds=1, algorithms={"own": {"algorithm": "own.Own"}}))
+    message = run_with_error(run_fedpipe, "segment", str(plan.runs[0].path), "--stop", "1", "--stack", "1")
+    assert message.startswith(f"fedpipe: own.Own: `only` of a Train pass has '{name}', "), message
+    assert f"Did you mean {suggestion}" in message
+
+
+def test_server_optimizer_names_missing_part_of_server_state(own_module: Path, run_fedpipe: RunFedpipe) -> None:
+    body = "return {'body': initial_model(0)}"
+    own_module.write_text(OWN.format(f"def init(self, initial_model):\n        {body}"))
+    params = studies.settings(("own",), rounds=1, algorithms={"own": {"algorithm": "own.Own"}})
+    params["federation"] |= {"server": {"optimizer": "momentum"}}
+    plan = studies.prepare(params)
+    message = run_with_error(run_fedpipe, "segment", str(plan.runs[0].path), "--stop", "1", "--stack", "1")
+    assert message.startswith("fedpipe: own.Own.init (own.py, line 12) returned no model 'model', "), message
+    assert "federation.server: momentum" in message
+    assert "server_optimizer_part" in message

@@ -171,6 +171,7 @@ def get_passes(algorithm: Algorithm, phase: Phase, finetune_epochs: int) -> list
 def init_client(algorithm: Algorithm, server: State, initial_model: Callable[[int], Tensors]) -> State:
     """Make a client's initial kept state: the algorithm's parts, and the client's buffers if it has its own."""
     initial_state = contract.validate_state(algorithm, "init_client", algorithm.init_client(server, initial_model))
+    contract.reject_buffer_parts(algorithm, "init_client", initial_state)
     return initial_state | ({BUFFERS: algorithm.net.client_buffers} if algorithm.net.client_buffers else {})
 
 
@@ -178,7 +179,9 @@ def make_client_start_state(algorithm: Algorithm, kept_state: State, received_st
     """Make a client's state at the start of a phase."""
     buffers = {BUFFERS: kept_state[BUFFERS], TEACHER_BUFFERS: kept_state[BUFFERS]} if BUFFERS in kept_state else {}
     kept_parts = {part: value for part, value in kept_state.items() if part != FIRST}
-    return contract.validate_state(algorithm, "start", algorithm.start(kept_parts, received_state, info)) | buffers
+    client = contract.validate_state(algorithm, "start", algorithm.start(kept_parts, received_state, info))
+    contract.reject_buffer_parts(algorithm, "start", [part for part in client if part not in kept_parts])
+    return client | buffers
 
 
 def make_kept_client_state(algorithm: Algorithm, state: State) -> State:
@@ -280,6 +283,7 @@ class ClientPass:
         buffer_names = set(algorithm.net.buffer_names)
         names = training.get_trained_tensors(client) if training.only is None else training.only
         self._names = tuple(name for name in names if name.rpartition("/")[2] not in buffer_names)
+        contract.validate_trained_names(algorithm, training, self._names, client)
         contract.validate_pull_target(algorithm, training, self._names, client)
 
     def add_optimizer_state(self, client: State) -> State:

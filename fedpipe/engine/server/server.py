@@ -32,6 +32,7 @@ def make_initial_server_state(algorithm: Algorithm, initial_model: Callable[[int
     rule, part = algorithm.federation.server, algorithm.server_optimizer_part
     if rule.is_plain_averaging or part is None:
         return state
+    contract.validate_server_optimizer_part(algorithm, part, state)
     return state | init_server_optimizer_moments(rule, algorithm.net.parameters(state[part]))
 
 
@@ -61,9 +62,12 @@ def aggregate_uploads(algorithm: Algorithm, server: State, uploads: Uploads) -> 
         x, target = net.parameters(server[part]), net.parameters(state[part])
         new_parameters, optimizer_state = apply_server_optimizer(rule, x, target - x, server)
         state = state | {part: state[part] | new_parameters} | optimizer_state
-    shared_parts = [name for name, value in state.items() if isinstance(value, Tensors) and name in first_upload]
+    shared_parts = [
+        name for name in state if isinstance(state[name], Tensors) and isinstance(first_upload.get(name), Tensors)
+    ]
+    contract.validate_uploaded_statistics(algorithm, shared_parts, uploads, server)
     return state | {
-        name: state[name] | uploads.effective_uploads.mean(name, net.buffers(first_upload[name]))
+        name: state[name] | uploads.get_effective_uploads(name).mean(name, net.buffers(first_upload[name]))
         for name in shared_parts
     }
 
