@@ -63,7 +63,7 @@ def download_data(
 def partition_data(
     key: Annotated[str | None, typer.Argument(help="Key of the partition in the plan.")] = None,
     preview: Annotated[
-        bool, typer.Option("--preview", help="Print the samples per client and class. If the data set is missing, download it.")
+        bool, typer.Option("--preview", help="Print the samples per client and class. Download missing data.")
     ] = False,
     params: StudyFile = PARAMS,
 ) -> None:

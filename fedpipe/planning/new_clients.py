@@ -56,19 +56,25 @@ def check_new_clients(params: Params, labels: Iterable[str]) -> None:
     if not held_out:
         return
     value, names = list(held_out) if isinstance(held_out, tuple) else held_out, ", ".join(protocols)
-    if not list_new_clients_protocols(protocols):
+    models = {name.partition("-on-")[0] for name in list_new_clients_protocols(protocols)}
+    if not models:
         raise SettingsError(
             f"evaluation.protocols: {names} can't be measured for the new clients of federation.held_out: {value}. "
             "Add finetuned-on-local, or use federation.held_out 0."
         )
-    if list_new_clients_protocols(protocols, has_personal_model=False):
+    if "finetuned" in models:
         return
+    from fedpipe.planning.study_facts import has_model
+
     for label in labels:
-        if not _is_new_client_model_trained(params, label):
+        if "global" in models and has_model(params.algorithms[label].algorithm, params, "global-on-local"):
+            continue
+        if models == {"global"} or not _is_new_client_model_trained(params, label):
+            cause = "the personal model of a new client is an initial model"
+            cause = f"{label} has no global model" if models == {"global"} else cause
             raise SettingsError(
                 f"federation.held_out: {value} can't be used with {label} and evaluation.protocols {names}, because "
-                "the personal model of a new client is an initial model. Add finetuned-on-local to "
-                f"evaluation.protocols, or remove {label} from study.algorithms."
+                f"{cause}. Add finetuned-on-local to evaluation.protocols, or remove {label} from study.algorithms."
             )
 
 

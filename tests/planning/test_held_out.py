@@ -73,6 +73,15 @@ def test_held_out_needs_protocol_for_new_clients() -> None:
     make_plan(protocols=protocols)
 
 
+@pytest.mark.parametrize("protocols", [("global-on-local",), ("global-on-local", PERSONAL)])
+def test_held_out_needs_global_model_for_its_protocol(protocols: tuple[str, ...]) -> None:
+    held_out = {"held_out": 0.2}
+    with rejects(f"federation.held_out: 0.2 ... local ... {', '.join(protocols)} ... {FINETUNED}"):
+        make_plan("fedavg", "local", protocols=protocols, federation=held_out)
+    make_plan("fedavg", "ditto", protocols=protocols, federation=held_out)
+    make_plan("fedavg", "local", protocols=protocols)
+
+
 @pytest.mark.parametrize("label", ["local", "fedamp", "fedproto", "ditto", "pfedme"])
 def test_held_out_rejects_methods_that_never_train_new_clients_models(label: str) -> None:
     held_out = {"held_out": [2, 3]}
