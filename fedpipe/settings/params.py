@@ -243,6 +243,8 @@ class Params(Section):
                 f"sgd{variant}."
             )
         for key in algorithm.unsupported_settings:
+            if key not in Federation.model_fields:  # a warning of the plan names the key
+                continue
             value, default = getattr(self.federation, key), Federation.model_fields[key].default
             if value != default:
                 raise SettingsError(
