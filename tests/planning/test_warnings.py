@@ -48,6 +48,12 @@ class Normalized(Model):
         return Network(body, nn.Linear(8, num_classes))
 
 
+class UnknownSetting(FedAvg):
+    """A custom method with a misspelled setting."""
+
+    unsupported_settings = ("weight_decays",)
+
+
 class Misspelled(FedAvg):
     """A custom method whose server update has another name than the hook."""
 
@@ -105,6 +111,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
         {"algorithm": f"{__name__}.Misspelled"},
         {},
         (f"algorithms.x: {__name__}.Misspelled.agregate is never used", "Did you mean 'aggregate'?"),
+    ),
+    "unknown-setting": (
+        {"algorithm": f"{__name__}.UnknownSetting"},
+        {},
+        (f"algorithms.x: {__name__}.UnknownSetting.unsupported_settings: 'weight_decays'", "'weight_decay'?"),
     ),
 }
 
