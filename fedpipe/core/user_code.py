@@ -40,7 +40,6 @@ def import_user_object(key: str, path: str, is_suitable: Callable[[Any], bool], 
     ------
     SettingsError
         It can't be imported. The message has the line of the user's code that fails, or the nearest name in the module.
-        Or its module draws random numbers without a seed, which differ in each job.
     """
     module_name, _, member = path.rpartition(".")
     try:
@@ -50,12 +49,6 @@ def import_user_object(key: str, path: str, is_suitable: Callable[[Any], bool], 
     except Exception as error:  # a user's module may raise anything
         reason, advice = _explain_import_failure(error, module_name, advice)
         raise SettingsError(f"{key}: '{path}' can't be imported ({reason}). {advice}") from error
-    if libraries := getattr(module, UNSEEDED_GENERATORS, []):
-        raise SettingsError(
-            f"{key}: '{path}' can't be used, because the import of {module_name} draws random numbers from "
-            f"{libraries[0]}'s global generator, which differ in each job. Use a generator with a seed, such as "
-            "np.random.default_rng(0), or draw_normal in a hook."
-        )
     try:
         return getattr(module, member)
     except Exception as error:
@@ -71,6 +64,23 @@ def import_user_object(key: str, path: str, is_suitable: Callable[[Any], bool], 
         raise SettingsError(f"{key}: '{path}' can't be imported ({error}). {advice}") from error
 
 
+def require_seeded_import(key: str, path: str) -> None:
+    """Require that the import of an object's module drew no random numbers without a seed.
+
+    Raises
+    ------
+    SettingsError
+        It drew some, which differ in each job.
+    """
+    module_name = path.rpartition(".")[0]
+    if libraries := getattr(sys.modules.get(module_name), UNSEEDED_GENERATORS, []):
+        raise SettingsError(
+            f"{key}: '{path}' can't be used, because the import of {module_name} draws random numbers from "
+            f"{libraries[0]}'s global generator, which differ in each job. Use a generator with a seed, such as "
+            "np.random.default_rng(0), or draw_normal in a hook."
+        )
+
+
 def read_generator_states() -> dict[str, Any]:
     """Read the states of the global random generators, by the name of the library. Only of imported libraries."""
     states: dict[str, Any] = {"Python": random.getstate()}
@@ -78,7 +88,7 @@ def read_generator_states() -> dict[str, Any]:
         _, words, *position = numpy.random.get_state()
         states["NumPy"] = (words.tobytes(), *position)
     if torch := sys.modules.get("torch"):
-        states["PyTorch"] = torch.get_rng_state().tolist()
+        states["PyTorch"] = torch.get_rng_state().numpy().tobytes()
     return states
 
 

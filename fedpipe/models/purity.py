@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedpipe.core.errors import SettingsError
+from fedpipe.core.user_code import read_generator_states
 from fedpipe.models.base import Model, Network, seed_generator
 from fedpipe.models.layers import Mode, replace_stateful_layers
 
@@ -134,16 +133,16 @@ def compute_example_logits(network: Network, shape: tuple[int, ...], has_tokens:
 def _record_random_layers(network: nn.Module) -> Iterator[list[str]]:
     """Layers whose calls use a global random generator, innermost first."""
     random_layers: list[str] = []
-    states: list[tuple[Any, ...]] = []
+    states: list[dict[str, Any]] = []
     hooks = []
     for name, layer in network.named_modules():
         description = f"the layer '{name}' ({type(layer).__name__})" if name else "the network"
 
         def save_rng_state(*_: Any) -> None:
-            states.append(_read_global_generators())
+            states.append(read_generator_states())
 
         def compare_rng_state(*_: Any, description: str = description) -> None:
-            if states.pop() != _read_global_generators():
+            if states.pop() != read_generator_states():
                 random_layers.append(description)
 
         hooks += [layer.register_forward_pre_hook(save_rng_state), layer.register_forward_hook(compare_rng_state)]
@@ -152,9 +151,3 @@ def _record_random_layers(network: nn.Module) -> Iterator[list[str]]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _read_global_generators() -> tuple[Any, ...]:
-    """States of the global generators of PyTorch, NumPy and Python."""
-    _, keys, *rest = np.random.get_state()  # noqa: NPY002
-    return torch.random.get_rng_state().numpy().tobytes(), np.asarray(keys).tobytes(), rest, random.getstate()

@@ -6,15 +6,19 @@ from pathlib import Path
 
 import pytest
 
+from fedpipe.core.callbacks import find_callback
+from fedpipe.core.components import component, registry
 from fedpipe.core.errors import SettingsError
-from fedpipe.core.user_code import import_user_object
+from fedpipe.core.user_code import import_user_object, require_seeded_import
 
 IMPORTS = "import random\nimport numpy as np\nimport torch\n"
 
 
 def import_value() -> object:
     """Import the value VALUE of own.py."""
-    return import_user_object("algorithms.mine", "own.VALUE", lambda value: True, "Use a value.")
+    value = import_user_object("algorithms.mine", "own.VALUE", lambda value: True, "Use a value.")
+    require_seeded_import("algorithms.mine", "own.VALUE")
+    return value
 
 
 @pytest.fixture(autouse=True)
@@ -60,3 +64,18 @@ def test_import_that_draws_with_seed_or_in_library_is_accepted(
     (folder / "library.py").write_text(f"{IMPORTS}VALUE = np.random.rand(4)")
     monkeypatch.syspath_prepend(str(folder))
     assert import_value() is not None
+
+
+def test_component_but_no_callback_needs_import_without_draws(own_module: Path) -> None:
+    """A callback changes no number of a run."""
+    own_module.write_text(
+        "import random\n"
+        "from fedpipe.algorithms.fedavg import FedAvg\n"
+        "from fedpipe.core.callbacks import Callback\n"
+        "NUMBER = random.random()\n"
+        "class Own(FedAvg):\n    pass\n"
+        "class Board(Callback):\n    def end_run(self, run):\n        pass\n"
+    )
+    assert find_callback("own.Board").__name__ == "Board"
+    with pytest.raises(SettingsError, match=r"algorithms\.mine: 'own\.Own' .* own draws .* Python's"):
+        registry.find_component(component.ALGORITHM, "own.Own", "algorithms.mine")

@@ -39,7 +39,7 @@ from fedpipe.core.errors import (
     reject_booleans_and_huge_numbers,
     suggest_name,
 )
-from fedpipe.core.user_code import import_user_object
+from fedpipe.core.user_code import import_user_object, require_seeded_import
 
 
 @functools.cache
@@ -73,6 +73,7 @@ def find_component(kind: ComponentKind, name: str, key: str | None = None) -> ty
             lambda value: is_component_class(value) or _is_network_function(kind, value),
             _format_dotted_path_advice(kind),
         )
+        require_seeded_import(key, name)
         if _is_network_function(kind, candidate):
             family: type[Component] = importlib.import_module(kind.function_module).make_model_class(candidate)
             return family
