@@ -280,15 +280,19 @@ def test_clone_has_nothing_to_run_and_pushes_only_new_files(story: Story) -> Non
 
 
 def test_dvc_exp_run_temp_does_not_change_workspace(story: Story) -> None:
-    """The experiment runs in a temporary folder with the code of its commit."""
-    project = story.project
+    """The experiment runs in a temporary folder, also with edits that are not committed."""
+    project, edited = story.project, "fedpipe/algorithms/feddw.py"
     bits, params = project.hash_results(), (project.folder / "params.yaml").read_text()
+    with (project.folder / edited).open("a") as file:
+        file.write("# an edit that is not committed\n")
     project.run("dvc", "exp", "run", "--temp", "-n", "apart", "-S", "algorithms.feddw.mu=2.0")
     assert project.hash_results() == bits
     assert (project.folder / "params.yaml").read_text() == params
+    project.run("git", "checkout", "-q", edited)
     refs = project.run("git", "for-each-ref", "--format=%(refname)", "refs/exps").split()
     (apart,) = (ref for ref in refs if ref.endswith("/apart"))
     assert json.loads(project.run("git", "show", f"{apart}:results/metrics.json")) == story.truth[0.1, 2.0]
+    assert project.run("git", "show", f"{apart}:{edited}").endswith("# an edit that is not committed\n")
 
 
 def test_fedpipe_trace_and_verify_match_experiment(story: Story) -> None:
