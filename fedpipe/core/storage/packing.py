@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
-from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage import archive
 from fedpipe.core.storage.files import fsync_files, read_bytes, reject_outside_links, remove_path, write_bytes
+from fedpipe.core.storage.locks import lock_file
 
-PACK_LOCK = Path(".snakemake/archive.lock")  #: lock for writing packs, ignored by git and DVC
+PACK_LOCK = Path(".snakemake/archive.lock")  #: lock of writers, of which two would lose files. Ignored by git and DVC
 
 
 def pack_folder(folder: Path) -> None:
@@ -25,7 +24,7 @@ def pack_folder(folder: Path) -> None:
     PackError
         A member that is not replaced is damaged. Nothing is written or deleted.
     """
-    with _lock_packs():
+    with lock_file(PACK_LOCK):
         loose_files = {path: read_bytes(path) for path in sorted(folder.glob("*/*")) if archive.is_packable(path)}
         if loose_files:
             members = {archive.locate_pack_member(path)[1]: data for path, data in loose_files.items()}
@@ -65,7 +64,7 @@ def unpack_folder(folder: Path) -> None:
     pack_file = archive.get_pack_path(folder)
     if not pack_file.exists():
         return
-    with _lock_packs(), suppress(FileNotFoundError):  # another process has unpacked it
+    with lock_file(PACK_LOCK), suppress(FileNotFoundError):  # another process has unpacked it
         mtime_ns = pack_file.stat().st_mtime_ns
         for name, data in archive.read_pack_members(pack_file).items():
             path = folder / name
@@ -74,23 +73,6 @@ def unpack_folder(folder: Path) -> None:
                 os.utime(path, ns=(mtime_ns, mtime_ns))
         fsync_files(*(folder / name for name in archive.list_pack_members(pack_file)))
         remove_path(pack_file)
-
-
-@contextmanager
-def _lock_packs() -> Iterator[None]:
-    """Lock packs for other processes of this clone on any node, because two writers would lose files."""
-    from filelock import FileLock
-
-    lock = FileLock(PACK_LOCK)
-    try:
-        PACK_LOCK.parent.mkdir(exist_ok=True)
-        lock.acquire()
-    except OSError as error:
-        raise ArtifactError(f"{PACK_LOCK} can't be locked ({error.strerror}). Fix this and run again.") from error
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def delete_temporary_files(folder: Path) -> None:

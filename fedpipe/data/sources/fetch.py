@@ -13,6 +13,7 @@ from urllib.request import url2pathname
 
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage.files import compute_file_sha256
+from fedpipe.core.storage.locks import lock_file
 
 MIRROR_VARIABLE = "FEDPIPE_MIRROR"  #: mirror to use if params.yaml has no `dataset.mirror`
 
@@ -162,17 +163,15 @@ class Fetcher:
     def _download(self, source_url: str, checksum: str | None, path: Path) -> Path:
         """Download the file unless it is cached. Without a checksum the cache is not used."""
         import pooch
-        from filelock import FileLock
 
         pooch.get_logger().setLevel(logging.WARNING)
-        path.parent.mkdir(parents=True, exist_ok=True)
         part_file = path.with_name(f"{path.name}.part")
 
         def download(url: str, output: str, _: Any) -> None:
             self._download_with_retries(url, part_file)
             part_file.replace(output)
 
-        with FileLock(f"{path}.lock"):  # two jobs may download the same file
+        with lock_file(path.with_name(f"{path.name}.lock")):  # two jobs may download the same file
             for stale_file in (path, part_file) if checksum is None else ():
                 stale_file.unlink(missing_ok=True)
             for is_resumed in (part_file.exists(), False):

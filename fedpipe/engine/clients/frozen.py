@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock
 from torch import Tensor, nn
 
 from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage import files, packing
 from fedpipe.core.storage.files import RESULTS
+from fedpipe.core.storage.locks import lock_file
 from fedpipe.data import store
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.models.base import Model, Network
@@ -62,8 +62,7 @@ def replace_inputs_by_features(
     """
     marker = path.with_suffix(".json")
     lock = packing.PACK_LOCK.with_name(f"{path.stem}.lock")  # ignored by git and DVC
-    lock.parent.mkdir(exist_ok=True)
-    with FileLock(lock):  # runs that start together wait for the first one
+    with lock_file(lock):  # runs that start together wait for the first one
         if not marker.is_file():
             sha256 = files.write_pt(path, {"features": compute_features(clients, base, threads)})
             files.write_json(marker, {path.name: sha256, "made_by": dict(made_by)})
