@@ -118,16 +118,10 @@ class LogHandler(LogHandlerBase):
 
 def has_ended(path: Path) -> bool:
     """Whether the Snakemake that wrote this file ran on this machine and has ended."""
-    _, process, machine = [*path.stem.split("-", 2), ""][:3]
-    if machine != platform.node() or not process.isdecimal():
-        return False
-    try:
-        os.kill(int(process), 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:  # of another user
-        pass
-    return False
+    import psutil
+
+    process_id, _, machine = path.stem.partition("-")[2].partition("-")
+    return machine == platform.node() and process_id.isdecimal() and not psutil.pid_exists(int(process_id))
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:

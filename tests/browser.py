@@ -1,4 +1,4 @@
-"""A headless Chromium for tests of pages. They are skipped without it, unless FEDPIPE_REQUIRE_BROWSER is set."""
+"""A headless Chromium for tests of pages. Without it, tests are skipped, or fail if FEDPIPE_REQUIRE_BROWSER is set."""
 
 import fcntl
 import json
@@ -9,7 +9,6 @@ import subprocess
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 assert BROWSER or "FEDPIPE_REQUIRE_BROWSER" not in os.environ, "install Chromium, or unset FEDPIPE_REQUIRE_BROWSER"
-
 
 #: Seconds within which the browser answers, so that no test waits forever.
 PATIENCE = 300

@@ -101,7 +101,7 @@ class HookFederation(Federation):
 
     @classmethod
     def from_federation(cls, federation: Federation) -> HookFederation:
-        """Make them from the section `federation`."""
+        """Make the settings from the section `federation`."""
         return federation if isinstance(federation, cls) else cls.model_construct(**dict(federation))
 
     @override
@@ -289,8 +289,8 @@ class Algorithm(Component):
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
         """What the clients ``ids`` receive: a state for all, and one per client, stacked along a first axis.
 
-        ``ids`` are any number of clients, and the same client may be there twice. So each value must depend only on
-        the client's own id. Compute what depends on the participants in ``aggregate``.
+        ``ids`` contains one or more clients, and may contain a client twice. So compute each value only from the
+        client's own id. Compute values that depend on the participants in ``aggregate``.
         """
         return {"model": server["model"]}, {}
 
@@ -298,7 +298,8 @@ class Algorithm(Component):
         """The server's state after the round.
 
         The rule is for parameters. The engine averages the running statistics of each part that is uploaded with the
-        same name, such as ``model``, and ignores the rule's. They have the weights of the part's last ``uploads.mean``.
+        same name, such as ``model``, and ignores the rule's. The weights of this average are those of the part's last
+        ``uploads.mean``.
         """
         raise NotImplementedError
 

@@ -42,7 +42,8 @@ class Uploads(Sequence[tuple[int, float, State]]):
     def with_weights(self, weights: Sequence[float]) -> Uploads:
         """The same uploads with other weights, one per client, which are divided by their sum.
 
-        BatchNorm's running statistics in the parts that you average have these weights, too.
+        BatchNorm's running statistics get these weights, too, except in parts that you
+        average later with other weights.
         """
         uploads = self._effective_uploads[None] = self._derive_uploads(self.ids, weights, self.states)
         return uploads
@@ -61,7 +62,11 @@ class Uploads(Sequence[tuple[int, float, State]]):
         return flags.index_fill(0, torch.tensor(self.ids), 1)
 
     def mean(self, part: str, names: Iterable[str] | None = None) -> Any:
-        """Weighted mean of one part of the uploads, or of its tensors ``names``, summed in client order."""
+        """Weighted mean of one part of the uploads, or of its tensors ``names``, summed in client order.
+
+        BatchNorm's running statistics of the part get the weights of its last mean. If the layers of a part have
+        different weights, average the ones with BatchNorm last.
+        """
         self._effective_uploads[part] = self
         total = None
         for _, weight, upload in self:

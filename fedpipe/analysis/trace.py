@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from fedpipe.report.data import StudyData
 from fedpipe.report.words import METRICS
 from fedpipe.settings.report import Report
 
+GRID_SEPARATOR = re.compile(", (?=[^,=]+=)")  #: between the values of a grid point, such as `, mu=`
 TABLES = ("results.md", "results.csv")  #: tables whose cells can be traced
 
 
@@ -60,7 +62,10 @@ def collect_cell_provenance(table: Path, cell: str) -> dict[str, Any]:
         The table differs from the one of the plan's runs, or an artifact is missing or damaged.
     """
     if table.parent.name != "tables" or table.name not in TABLES:
-        raise SettingsError(f"'{table}' is not a study's table. Use a path such as results/tables/results.md.")
+        raise SettingsError(
+            f"'{table}' has no cells that can be traced. Use {' or '.join(TABLES)} of a study, such as "
+            f"results/tables/{TABLES[0]}."
+        )
     if RESULTS.resolve() not in table.resolve().parents:
         raise SettingsError(f"'{table}' is not in the results of this folder. Change to the folder of its study.")
     plan = Plan.read(table.parent.parent / "plan.json")
@@ -168,7 +173,7 @@ def _collect_rows_by_cell_name(data: StudyData) -> dict[str, dict[Any, Any]]:
 
 
 def _get_cell_affixes(row: dict[Any, Any]) -> tuple[str, str]:
-    """Get the beginning and the end of a cell's name, between which is its grid point."""
+    """Get the texts before and after the grid point in a cell's name."""
     return row["algorithm"], f".{row['protocol']}" + ("" if row["metric"] == "accuracy" else f".{row['metric']}")
 
 
@@ -177,8 +182,10 @@ def _sort_grid_point(cell: str, table_cells: dict[str, dict[Any, Any]]) -> str:
     for name, row in table_cells.items():
         prefix, suffix = _get_cell_affixes(row)
         if cell.startswith(f"{prefix}.") and cell.endswith(suffix):
-            typed, sorted_point = (text[len(prefix) + 1 : -len(suffix)].split(", ") for text in (cell, name))
-            if sorted(typed) == sorted(sorted_point):
+            cell_values, row_values = (
+                GRID_SEPARATOR.split(text[len(prefix) + 1 : -len(suffix)]) for text in (cell, name)
+            )
+            if sorted(cell_values) == sorted(row_values):
                 return name
     return cell
 

@@ -138,10 +138,12 @@ def _find_mistakes(name: str, callback: type[Callback]) -> Iterator[str]:
     used_names = overrides.find_used_names(callback.__mro__)
     for base in callback.__mro__[: callback.__mro__.index(Callback)]:
         for method, value in vars(base).items():
-            is_unused = isinstance(value, FunctionType) and issubclass(base, Callback) and method not in used_names
             if method in METHODS:
                 yield from overrides.check_override(name, method, value, Callback)
-            elif is_unused and (similar_name := overrides.find_similar_name(method, METHODS)):
+                continue
+            is_public_method = isinstance(value, FunctionType) and not method.startswith("_")
+            is_unused = is_public_method and issubclass(base, Callback) and method not in used_names
+            if is_unused and (similar_name := overrides.find_similar_name(method, METHODS)):
                 yield f"{name}.{method} is never used, because no hook has that name. Did you mean '{similar_name}'?"
 
 

@@ -67,7 +67,10 @@ class SettingsError(UserError, ValueError):
 
 
 class HookError(SettingsError):
-    """A hook reads a value that it can't have. The engine puts the hook, its file and line before the message."""
+    """A hook reads a value that hooks do not have, such as `federation.rounds`.
+
+    The engine puts the hook, its file and line before the message.
+    """
 
 
 class ArtifactError(UserError):

@@ -1,4 +1,4 @@
-"""Checks the methods of a user's class that overrides those of a base class: their arguments and their names."""
+"""Checks the methods of a user's class that override those of a base class: their arguments and their names."""
 
 from __future__ import annotations
 

@@ -96,18 +96,20 @@ def _import_and_watch_module(name: str) -> ModuleType:
     """Import a module, and record from which global generators it draws without a seed."""
     old_names, states = {*sys.modules}, read_generator_states()
     module = _import_module(name)
-    if name not in old_names and read_generator_states() != states:
+    new_states = read_generator_states()  # a library that was imported now had no state
+    if name not in old_names and any(new_states[library] != state for library, state in states.items()):
         folder = Path(str(module.__file__)).parent
         new_modules = [sys.modules[new_name] for new_name in sys.modules.keys() - old_names]
-        user_modules = [new for new in new_modules if Path(str(getattr(new, "__file__", None))).parent == folder]
+        user_modules = [entry for entry in new_modules if Path(str(getattr(entry, "__file__", None))).parent == folder]
         setattr(module, UNSEEDED_GENERATORS, _find_unseeded_generators(user_modules))
     return module
 
 
 def _find_unseeded_generators(modules: Sequence[ModuleType]) -> list[str]:
-    """Find the libraries whose generators change if the code of modules runs again.
+    """Execute modules again, and find the libraries whose generators change.
 
-    Then the import of a library has no effect, and a seed gives the same state again.
+    The second time, all libraries are already imported, and code that sets a seed sets the state that the generator
+    already has. Some libraries, such as scikit-learn, draw from Python's generator while they are imported.
     """
     states = read_generator_states()
     for spec in (module.__spec__ for module in modules):

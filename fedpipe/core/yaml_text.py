@@ -138,13 +138,15 @@ def read_keyed_settings(path: Path, name: str, compute_name: Callable[[Any], str
         settings: dict[str, Any] = read_yaml(path.read_text(), path)
         computed_name = compute_name(settings)
     except (FileNotFoundError, NotADirectoryError):
-        raise ArtifactError(f"{path} is missing. Run `fedpipe plan` to write it again, or correct '{name}'.") from None
+        raise ArtifactError(
+            f"{path} is missing. Run `fedpipe plan` to write it again, or type another name than '{name}'."
+        ) from None
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise ArtifactError(f"{path} is damaged ({format_error(error)}). Delete it and run `fedpipe plan`.") from None
     if computed_name != name:
         raise ArtifactError(
-            f"{path} was edited: its key would be {computed_name}. Run `fedpipe plan` to write it again, and change "
-            "the study's file instead."
+            f"{path} was edited: its settings belong to the name '{computed_name}'. Run `fedpipe plan` to write it "
+            "again, and change the study's file instead."
         )
     return settings
 

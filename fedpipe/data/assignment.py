@@ -285,8 +285,8 @@ def _partition_samples(
             "clients, and every client at least one sample."
         )
     if "." in name:  # a user's
-        repeated = _call_scheme(scheme, column, labels, samples, num_clients, seed)
-        if not all(map(np.array_equal, (sample, client, sample_split, client_values), repeated)):
+        second_result = _call_scheme(scheme, column, labels, samples, num_clients, seed)
+        if not all(map(np.array_equal, (sample, client, sample_split, client_values), second_result)):
             raise SettingsError(
                 f"partition.scheme: '{name}' returned different assignments in two calls with the same arguments. Draw "
                 "all random numbers from `rng`."

@@ -235,7 +235,8 @@ class DerivedStudy:
         if origin and origin.groups() != (str(self.base), self.command_options):
             raise SettingsError(
                 f"{self.path}: is derived from {origin[1]} with {origin[2]}, and has the name of the study that "
-                f"{self.command_options} derives from {self.base}. Rename {self.base}."
+                f"{self.command_options} derives from {self.base}. Type `{layout.format_run_command(self.path)}` to "
+                "run the existing study, or delete it to derive the other one."
             )
         raise SettingsError(
             f"{self.path}: differs from the study that {self.command_options} derives from {self.base}, because it "
@@ -318,7 +319,7 @@ def _set_values(settings: Any, presets: Sequence[Any], override: Override) -> No
         ]
     loader.set_value(settings, key_path, parse())
     for target in targets:
-        target[override.key] = parse()  # parse again, because the file has an alias for a shared list
+        target[override.key] = parse()  # parse again, because YAML writes a list that occurs twice as an alias
 
 
 def _list_grid_sections(settings: Any, presets: Sequence[Any]) -> list[Any]:

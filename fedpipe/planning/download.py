@@ -61,10 +61,13 @@ def download_dataset(name: str) -> Path:
         No plan has it, or its settings file was edited. See also :func:`load_and_save_dataset`.
     """
     path = store.get_dataset_settings_path(name)
-    section = parser.parse_dataset(
-        read_keyed_settings(path, name, lambda settings: parser.parse_dataset(settings).dataset_path.stem)
-    )
+    section = parser.parse_dataset(read_keyed_settings(path, name, _compute_dataset_name))
     return load_and_save_dataset(section.effective_dataset, section.fetcher)
+
+
+def _compute_dataset_name(settings: Any) -> str:
+    """Compute the name of a data set, which contains a hash of its settings."""
+    return parser.parse_dataset(settings).dataset_path.stem
 
 
 def load_and_save_dataset(dataset: Dataset, fetch: Fetcher, path: Path | None = None) -> Path:

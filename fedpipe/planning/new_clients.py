@@ -66,12 +66,13 @@ def check_new_clients(params: Params, labels: Iterable[str]) -> None:
         return
     from fedpipe.planning.study_facts import has_model
 
+    has_only_global = models == {"global"}
     for label in labels:
         if "global" in models and has_model(params.algorithms[label].algorithm, params, "global-on-local"):
             continue
-        if models == {"global"} or not _is_new_client_model_trained(params, label):
-            cause = "the personal model of a new client is an initial model"
-            cause = f"{label} has no global model" if models == {"global"} else cause
+        if has_only_global or not _is_new_client_model_trained(params, label):
+            no_model = f"{label} has no global model"
+            cause = no_model if has_only_global else "the personal model of a new client is an initial model"
             raise SettingsError(
                 f"federation.held_out: {value} can't be used with {label} and evaluation.protocols {names}, because "
                 f"{cause}. Add finetuned-on-local to evaluation.protocols, or remove {label} from study.algorithms."
@@ -130,7 +131,8 @@ def is_personal_model_trained(
 ) -> bool:
     """Whether a new client's personal model depends on what it receives. Otherwise it is an initial model.
 
-    Its logits are compared with those for a download of other numbers: NaN, and integers that are larger by 1.
+    Compares the model's logits after two downloads. The second has NaN instead of numbers, and integers that are larger
+    by 1.
 
     Parameters
     ----------

@@ -33,8 +33,9 @@ class CallbackList:
         self._callbacks: list[Callback] = []
         for name in names:
             try:
-                check_callback(name)
-                self._callbacks.append(TRACKER_CLASSES[name]() if name in TRACKER_CLASSES else find_callback(name)())
+                if name in TRACKER_CLASSES:
+                    check_callback(name)  # that its package is installed
+                self._callbacks.append((TRACKER_CLASSES.get(name) or find_callback(name))())
             except (Exception, SystemExit) as error:  # from the import or from `__init__`
                 self._report_failure(name, error)
 

@@ -113,8 +113,9 @@ def compute_contrast(
     """How much higher one mean is than another.
 
     ``spread`` replaces a missing standard deviation. ``partition_spread`` is the one between draws of the partition. It
-    adds to the error of means without a standard deviation between seeds. The sampling error never shortens the
-    interval: that of the seeds' own deviation is wider if it has few degrees of freedom.
+    adds to the error of means without a standard deviation between seeds. The interval is
+    the wider of two: with ``min_std``, and without it. With few seeds, the second can be wider, because it has fewer
+    degrees of freedom.
     """
     own_numbers = dataclasses.replace(first, min_std=0.0), dataclasses.replace(second, min_std=0.0)
     contrasts = [_compute_interval(one, two, spread, partition_spread) for one, two in ((first, second), own_numbers)]

@@ -419,9 +419,9 @@ def _find_snakemake_start() -> float | None:
         return None
     record_times = {path: time for path in RECORDS_FOLDER.glob("*.jsonl") for time in _get_modification_times([path])}
     recent_records = [path for path, time in record_times.items() if time >= min(lock_times)]
-    # A lock after the last record may be of a Snakemake that has not begun a job.
-    is_known = bool(recent_records) and max(lock_times) <= max(record_times.values())
-    return None if is_known and all(map(has_ended, recent_records)) else min(lock_times)
+    # If a lock is newer than all records, its Snakemake may not have begun a job, and has no record yet.
+    has_record = bool(recent_records) and max(lock_times) <= max(record_times.values())
+    return None if has_record and all(map(has_ended, recent_records)) else min(lock_times)
 
 
 def _read_logged_jobs() -> list[LoggedJob]:

@@ -148,8 +148,8 @@ class Federation(Section):
     weighting: Literal["count", "uniform"] = Field(
         "count",
         description="Weight of a client in averages. count: its number of training samples. uniform: equal weights. "
-        "fedamp, fedas (without BatchNorm), fedcm, feddual, feddyn, fedfomo, fedproto, fedpvr and scaffold define the "
-        "weights themselves and ignore it, as do methods without an average (local).",
+        "The key has no effect on fedamp, fedas (except on BatchNorm), fedcm, feddual, feddyn, fedfomo, fedproto, "
+        "fedpvr and scaffold, which define their weights, and on local, which averages nothing.",
     )
     buffers: Literal["average", "keep", "drop"] = Field(
         "average",

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, WithJsonSchema, field_validator
 
 from fedpipe.core.components import registry
-from fedpipe.core.components.component import ALGORITHM, MODEL, PARTITION, Component, ComponentKind, list_parameters
+from fedpipe.core.components.component import ALGORITHM, MODEL, PARTITION, Component, ComponentKind
 from fedpipe.core.errors import SettingsError, find_nearest_name, suggest_name
 from fedpipe.settings.base import LABEL_PATTERN, Label, Protocol, Section
 
@@ -133,14 +133,7 @@ def parse_method(entry: Any, label: str) -> Method:
 def _parse_algorithm_entry(entry: Any, label: str) -> Component:
     if isinstance(entry, Mapping):
         entry = {name: value for name, value in entry.items() if name not in METHOD_KEYS}
-    component = registry.parse_component(ALGORITHM, entry, label, METHOD_KEYS)
-    for field in list_parameters(type(component)):
-        if field.name in METHOD_KEYS:
-            raise SettingsError(
-                f"algorithms.{label}.{field.name}: every method has this key, so the field of "
-                f"{type(component).__qualname__} can't be set. Rename the field."
-            )
-    return component
+    return registry.parse_component(ALGORITHM, entry, label, METHOD_KEYS)
 
 
 def parse_algorithm(settings: Mapping[str, Any], label: str, changes: Mapping[str, Any]) -> Component:

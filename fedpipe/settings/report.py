@@ -49,7 +49,8 @@ class Report(Section):
     best_over: tuple[str, ...] = Field(
         (),
         description="Names of the grid, such as `[federation.learning_rate]`, for which the table reports each "
-        "method's best value, by its first protocol and metric.",
+        "method's best value. The best value has the best mean of the study's first metric by the method's first "
+        "protocol.",
     )
     best_on: Literal["test", "validation"] = Field(
         "test",

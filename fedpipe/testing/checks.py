@@ -62,8 +62,8 @@ from fedpipe.testing.trial import Trial, describe_difference, make_synthetic_cli
 #: Advice instead of that to type `fedpipe check`.
 RESULT_ADVICE = "Return the types and shapes that FedAvg's hooks return."
 DRAW_MESSAGE = (
-    "random numbers are drawn from {}'s global generator, which the study's seed does not control. Use draw_normal or "
-    "draw_uniform."
+    "its code draws random numbers from {}'s global generator, which does not depend on the study's seed. Use "
+    "draw_normal or draw_uniform."
 )
 
 
@@ -208,7 +208,7 @@ def check_measure_passes(algorithm: Algorithm) -> Iterator[str]:
     """The sums of a Measure pass add up over the batches of a client."""
     trial = make_trial(algorithm).run(1)
     with torch.no_grad():
-        if message := find_wrong_sums(trial, client=7):
+        if message := find_wrong_sums(trial):
             yield (
                 f"the sums of a Measure pass over two batches differ from those over all samples ({message}). Return "
                 "sums over the samples from `sums`, such as batch.sum(losses), and divide in `then`."

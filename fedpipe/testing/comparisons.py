@@ -123,8 +123,7 @@ def _scramble_omitted_parts(algorithm: Algorithm, state: State) -> State:
 
 def find_dependent_download(trial: Trial) -> str | None:
     """Describe how a client's download depends on the other clients of `send`, or return None."""
-    clients = range(len(trial.clients))
-    for ids in (list(clients), [0, 1, 2], [2, 2]):
+    for ids in ([*range(len(trial.clients))], [0, 1, 2], [2, 2]):
         common, client_parts = trial.send(ids)
         for index, client in enumerate(ids):
             download = common | unstack_client(client_parts, index)
@@ -133,14 +132,16 @@ def find_dependent_download(trial: Trial) -> str | None:
     return None
 
 
-def find_wrong_sums(trial: Trial, client: int) -> str | None:
+def find_wrong_sums(trial: Trial) -> str | None:
     """Describe how the sums of a Measure pass over two halves differ from those over all samples, or return None."""
+    client = int(np.argmax(trial.clients.sizes))  # the one whose halves have most samples
     algorithm = trial.algorithm.bind_round(trial.rounds + 1, trial.clients.seed)
     phases: tuple[Phase, ...] = ("train", "finetune")
     for phase in phases:
         client_run, state = ClientRun(algorithm, trial.clients, trial.rounds + 1, client), trial.start(client)
         for pass_ in get_passes(algorithm, phase, 1):
-            if isinstance(pass_, Measure):
+            has_noise = algorithm.needs_step_noise and isinstance(pass_, Measure) and pass_.is_augmented
+            if isinstance(pass_, Measure) and not has_noise:  # the noise of a batch differs from that of its halves
                 samples = trial.clients.train if pass_.on == "train" else trial.clients.validation_or_train
                 batch = Batch(*trial.clients.gather_samples(samples[client]))
                 with activate_eval_mode(algorithm, state):
@@ -294,7 +295,7 @@ def _convert_to_comparable(value: Any) -> Any:
     """Convert a value so that numbers, tensors and their containers compare by content, other objects by identity."""
     match value:
         case Tensor():
-            return (value.shape, value.detach().cpu().contiguous().view(-1).tolist())
+            return (value.shape, repr(value.detach().cpu().contiguous().view(-1).tolist()))
         case np.ndarray():
             return (value.shape, value.tobytes())
         case dict():
@@ -302,7 +303,7 @@ def _convert_to_comparable(value: Any) -> Any:
         case list() | tuple() | set() | frozenset():
             return [_convert_to_comparable(item) for item in value]
         case bool() | int() | float() | str() | None:
-            return value
+            return repr(value)  # a text, because NaN differs from itself
     return id(value)
 
 

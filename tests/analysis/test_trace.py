@@ -128,6 +128,19 @@ def test_trace_accepts_grid_values_in_any_order(tmp_path: Path, monkeypatch: pyt
         collect_cell_provenance(TABLE, "fedavg.alpha=0.2, batch_size=8.global-on-global")
 
 
+def test_trace_distinguishes_cells_whose_lists_have_other_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    widths = [[8, 4, 6, 2], [8, 6, 4, 2]]
+    grid = {"federation.batch_size": [8, 16], "model.hidden": widths}  # with sorted names
+    finish(studies.settings(rounds=1, study={"seeds": [0], "grid": grid}))
+    for hidden in widths:
+        for point in (f"hidden={hidden}, batch_size=8", f"batch_size=8, hidden={hidden}"):
+            settings = collect_cell_provenance(TABLE, f"fedavg.{point}.global-on-global")["settings"]
+            assert list(settings["model"]["hidden"]) == hidden
+
+
 @pytest.mark.parametrize("name", ["result.md", "times.csv", "results.html"])
 def test_trace_rejects_other_files_of_tables_folder(study: Path, name: str) -> None:
     with pytest.raises(SettingsError, match=rf"^'results/tables/{name}' .* results/tables/results\.md"):

@@ -17,7 +17,7 @@ import pytest
 from fedpipe.cli import job_server
 from fedpipe.core.storage.layout import RunFiles
 from tests import small_studies as studies
-from tests.pipeline.conftest import Running, read_until
+from tests.pipeline.conftest import RunningCommand, read_until
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="fork servers need Linux")
 
@@ -56,9 +56,9 @@ class Snakemake:
     def __init__(self, folder: Path) -> None:
         self.folder, self.process = folder, subprocess.Popen(["cat"], stdin=subprocess.PIPE)
 
-    def call(self, *command: str, is_served: bool = True, **environment: str) -> Running[str]:
+    def call(self, *command: str, is_served: bool = True, **environment: str) -> RunningCommand[str]:
         """Start a command."""
-        return Running(
+        return RunningCommand(
             [sys.executable, "-c", INSTALLED, *command],
             cwd=self.folder,
             env=self.build_environment(is_served) | environment,
@@ -209,7 +209,7 @@ def test_server_job_ignores_sigint_only_if_its_command_ignores_it(snakemake: Sna
     prepare_run(2, own=True)
     for how in ("trap '' INT;", ""):
         script = f"{how} exec {sys.executable} -m fedpipe describe witness.Own > /dev/null"
-        with Running(["bash", "-c", script], env=snakemake.build_environment(), text=True) as running:
+        with RunningCommand(["bash", "-c", script], env=snakemake.build_environment(), text=True) as running:
             running.wait()
         facts = [json.loads(like.read_text()) for like in Path().glob("like-*.json")]
         assert [like["ignored"] for like in facts if like["arguments"][:1] == ["describe"]] == [bool(how)]

@@ -253,7 +253,7 @@ def test_pack_that_is_a_folder_is_rejected(run: RunFiles) -> None:
 
 
 def test_pack_contains_all_round_files_except_tensors(run: RunFiles) -> None:
-    names = {name for name in vars(RoundFiles) if isinstance(getattr(RoundFiles, name), layout.FolderEntry)}
+    names = {name for name, entry in vars(RoundFiles).items() if isinstance(entry, layout.FolderEntry)}
     paths = [getattr(run.get_round_files(3), name) for name in names]
     assert {path.name for path in paths if not archive.is_packable(path)} == set(storage_files.TENSOR_FILES)
     note = run.get_round_files(1).path / "note.json"

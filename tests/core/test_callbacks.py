@@ -76,6 +76,8 @@ class Helper(Callback):
         self.begin_runs(run)
     def begin_runs(self, run):
         pass
+    def _end_round(self, run):
+        pass  # called by another module
 
 class Required(Callback):
     def __init__(self, path):

@@ -1,5 +1,7 @@
 """Imports of user code: random numbers without a seed are an error, because each job would draw others."""
 
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +12,7 @@ from fedpipe.core.callbacks import find_callback
 from fedpipe.core.components import component, registry
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.user_code import import_user_object, require_seeded_import
+from tests.small_studies import ROOT
 
 IMPORTS = "import random\nimport numpy as np\nimport torch\n"
 
@@ -64,6 +67,18 @@ def test_import_that_draws_with_seed_or_in_library_is_accepted(
     (folder / "library.py").write_text(f"{IMPORTS}VALUE = np.random.rand(4)")
     monkeypatch.syspath_prepend(str(folder))
     assert import_value() is not None
+
+
+def test_module_that_imports_library_first_runs_once(own_module: Path) -> None:
+    """A library that was not imported had no state, so that its state is no evidence of a draw."""
+    own_module.write_text("import numpy\nprint('executed')\nVALUE = 1")
+    script = (
+        "import sys\nfrom fedpipe.core.user_code import import_user_object\nassert 'numpy' not in sys.modules\n"
+        "import_user_object('algorithms.mine', 'own.VALUE', bool, 'Use a value.')"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(own_module.parent)])}
+    result = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "executed\n", "")
 
 
 def test_component_but_no_callback_needs_import_without_draws(own_module: Path) -> None:

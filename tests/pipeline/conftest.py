@@ -75,7 +75,7 @@ class Project:
         return studies.hash_results(self.folder / "results")
 
 
-class Running(subprocess.Popen[AnyStr]):
+class RunningCommand(subprocess.Popen[AnyStr]):
     """A running command. If the test fails, the command is killed, because it may never end."""
 
     @override
@@ -85,25 +85,25 @@ class Running(subprocess.Popen[AnyStr]):
         super().__exit__(kind, *others)
 
 
-def wait_until(is_ready: Callable[[], bool], running: subprocess.Popen[bytes], event: str) -> None:
+def wait_until(is_ready: Callable[[], bool], process: subprocess.Popen[bytes], event: str) -> None:
     """Wait for an event. Fail if the process ends earlier, or after ten minutes."""
     end = time.monotonic() + 600
     while not is_ready():
         assert time.monotonic() < end, f"{event} did not happen within ten minutes"
         try:
-            running.wait(timeout=0.05)
+            process.wait(timeout=0.05)
         except subprocess.TimeoutExpired:
             continue
-        raise AssertionError(f"the process ended with {running.returncode} before {event}")
+        raise AssertionError(f"the process ended with {process.returncode} before {event}")
 
 
-def read_until(words: str, running: subprocess.Popen[str]) -> None:
-    """Read the output of a command up to the line with these words. Fail if the command ends earlier."""
-    for line in running.stdout:
-        if words in line:
+def read_until(text: str, process: subprocess.Popen[str]) -> None:
+    """Read the output of a command up to the line with this text. Fail if the command ends earlier."""
+    for line in process.stdout:
+        if text in line:
             return
     raise AssertionError(
-        f"the command ended before it printed '{words}': {running.stderr.read() if running.stderr else ''}"
+        f"the command ended before it printed '{text}': {process.stderr.read() if process.stderr else ''}"
     )
 
 

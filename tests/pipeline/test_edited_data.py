@@ -34,7 +34,7 @@ def test_snakemake_rejects_edited_partition_settings_and_edited_data(project: Pr
     (place.parent / "assignment.parquet").unlink()
     printed = project.snakemake("all", check=False)
     key = compute_json_digest(yaml.safe_load(edited))
-    assert f"partition.yaml was edited: its key would be {key}." in printed
+    assert f"partition.yaml was edited: its settings belong to the name '{key}'." in printed
     assert "segment" not in count_jobs(printed)
     assert studies.hash_results(run) == before
 

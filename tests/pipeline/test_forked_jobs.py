@@ -13,7 +13,7 @@ from fedpipe.cli import job_server
 from fedpipe.core.storage.layout import RunFiles
 from tests import small_studies as studies
 from tests.cli.test_job_server import OWN, list_processes, wait_for_end
-from tests.pipeline.conftest import ENVIRONMENT, LOCAL, Project, Running, count_jobs
+from tests.pipeline.conftest import ENVIRONMENT, LOCAL, Project, RunningCommand, count_jobs
 from tests.pipeline.test_snakemake import NOTHING, wait_for_round
 
 #: Code that runs a shell in a terminal, which closes if the process is killed.
@@ -103,7 +103,7 @@ def test_demo_benchmark_writes_consistent_measurements(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGINT"])
 def test_jobs_end_with_snakemake_and_same_command_resumes(project: Project, tmp_path: Path, how: str) -> None:
     studies.write(studies.settings(("fedavg", "scaffold"), 400), project.folder)
-    with Running(
+    with RunningCommand(
         ["snakemake", "runs", *LOCAL],
         cwd=project.folder,
         env=ENVIRONMENT,
@@ -152,7 +152,7 @@ def test_jobs_end_with_snakemake_and_same_command_resumes(project: Project, tmp_
 @pytest.mark.slow
 def test_closed_terminal_ends_jobs_and_new_command_resumes(project: Project) -> None:
     studies.write(studies.settings(("fedavg", "scaffold"), 400), project.folder)
-    with Running([sys.executable, "-c", TERMINAL], cwd=project.folder, env=ENVIRONMENT) as terminal:
+    with RunningCommand([sys.executable, "-c", TERMINAL], cwd=project.folder, env=ENVIRONMENT) as terminal:
         wait_for_round(project, 2, terminal)
         shell = (project.folder / "shell").read_text().strip()
         (snakemake,) = Path(f"/proc/{shell}/task/{shell}/children").read_text().split()

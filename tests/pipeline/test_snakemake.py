@@ -12,7 +12,7 @@ import yaml
 
 from fedpipe.core.storage.layout import RunFiles
 from tests import small_studies as studies
-from tests.pipeline.conftest import ENVIRONMENT, LOCAL, TABLE, Project, Running, count_jobs, wait_until
+from tests.pipeline.conftest import ENVIRONMENT, LOCAL, TABLE, Project, RunningCommand, count_jobs, wait_until
 
 NOTHING = "Nothing to be done"
 
@@ -91,7 +91,7 @@ def test_killed_segment_of_snakemake_resumes(project: Project, tmp_path: Path) -
     rounds = 24  # seconds of work are left when round 4 is seen
     params = studies.settings(("fedala",), rounds, federation={"local_epochs": 8})
     studies.write(params, project.folder)
-    with Running(
+    with RunningCommand(
         ["snakemake", "runs", *LOCAL], cwd=project.folder, env=ENVIRONMENT, process_group=0, stdout=subprocess.DEVNULL
     ) as running:
         wait_for_round(project, 4, running)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests import small_studies as studies
-from tests.pipeline.conftest import ENVIRONMENT, LOCAL, TABLE, Project, Running, count_jobs, wait_until
+from tests.pipeline.conftest import ENVIRONMENT, LOCAL, TABLE, Project, RunningCommand, count_jobs, wait_until
 
 NOTHING = "Nothing to be done"
 RUNGS = ("results/tables/tuning-0001.json", "results/tables/tuning-0002.json")
@@ -32,7 +32,7 @@ def read_rungs(project: Project) -> list[dict[str, Any]]:
 def kill_search_after_first_rung(project: Project) -> None:
     """Delete the runs of a search, run it again, and kill it when the first rung is ranked."""
     project.run("rm", "-r", "results/runs", "results/tables", "results/.provenance", "results/plan.json")
-    with Running(["snakemake", "runs", *LOCAL], cwd=project.folder, env=ENVIRONMENT) as killed:
+    with RunningCommand(["snakemake", "runs", *LOCAL], cwd=project.folder, env=ENVIRONMENT) as killed:
         wait_until((project.folder / RUNGS[0]).exists, killed, f"{RUNGS[0]} existed")
         killed.kill()
     assert "tune: rung 2 of 2, 2 of 4 draws of each method until round 2" in project.run("fedpipe", "status")

@@ -242,7 +242,9 @@ def test_commands_reject_copy_of_other_base_with_same_name(command: str) -> None
     Path("studies").mkdir()
     Path("studies/params.yaml").write_text(BASE.replace("0.05", "0.9"))
     assert run_fedpipe("plan", "-S", "federation.rounds=3").exit_code == 0
-    with pytest.raises(SettingsError, match=r"derived from params\.yaml with -S .*Rename studies/params\.yaml\."):
+    with pytest.raises(
+        SettingsError, match=r"derived from params\.yaml with -S .*derives from studies/params\.yaml\. .* or delete it"
+    ):
         run_fedpipe(command, "--params", "studies/params.yaml", "-S", "federation.rounds=3")
 
 

@@ -542,7 +542,7 @@ def test_run_yaml_contains_all_settings_of_run() -> None:
     [
         (
             lambda text: text.replace("learning_rate: 0.1", "learning_rate: 0.2"),
-            r"was edited: its key would be \w+. Run `fedpipe plan`",
+            r"was edited: its settings belong to the name '\w+'. Run `fedpipe plan`",
         ),
         (lambda text: text.replace("seed: 0", "sead: 0"), "is damaged"),
         (lambda text: "", "is damaged"),
@@ -768,6 +768,8 @@ def test_params_yaml_and_package_are_sources_of_plan() -> None:
         ("Own", "mu: InitVar[float] = 0.1", "algorithms.fedavg: 'own.Own' has an argument 'mu' that is not a field"),
         ("Prox", "mu = 1.0", "algorithms.fedavg: 'own.Prox' sets 'mu' without a type ... `mu: float = 1.0`"),
         ("Prox", "sizes = (1,)", "algorithms.fedavg: 'own.Prox' sets 'sizes' without a type"),
+        ("Prox", "def mu(self): pass", "algorithms.fedavg: 'own.Prox' has a method 'mu' with the name of a field"),
+        ("Prox", "mu = property(id)", "algorithms.fedavg: 'own.Prox' has a method 'mu' with the name of a field"),
         ("Prox", "file: Path = Path('t.txt')", "algorithms: PosixPath('t.txt') ... 'file' of 'own.Prox' ... str"),
         ("Prox", "rare: frozenset[int] = frozenset({1})", "algorithms: frozenset({1}) ... 'rare' ... tuple"),
     ],

@@ -12,7 +12,7 @@ import pytest
 
 from fedpipe.engine import interrupts
 from tests import small_studies as studies
-from tests.pipeline.conftest import Running, read_until
+from tests.pipeline.conftest import RunningCommand, read_until
 
 ROUNDS = 4
 
@@ -20,7 +20,7 @@ ROUNDS = 4
 def interrupt_segment(path: Path, stop: int) -> tuple[int, str]:
     """Send SIGTERM to a segment that has begun. Return the status and the rest of the output."""
     command = [sys.executable, "-m", "fedpipe", *studies.make_segment_command(path, stop)]
-    with Running(command, stdout=subprocess.PIPE, text=True) as process:
+    with RunningCommand(command, stdout=subprocess.PIPE, text=True) as process:
         read_until("rounds are complete", process)
         process.send_signal(signal.SIGTERM)
         output = process.stdout.read()

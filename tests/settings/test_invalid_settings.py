@@ -10,6 +10,7 @@ import pytest
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.core.components import component, registry
 from fedpipe.core.errors import SettingsError
+from fedpipe.data.datasets.digits import Digits
 from fedpipe.planning import planner
 from fedpipe.settings import base, loader
 from fedpipe.settings.params import Params
@@ -30,6 +31,13 @@ class Titled(FedAvg):
     """An algorithm with a parameter whose name is also an option of all methods."""
 
     title: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut(Digits):
+    """A data set with a parameter whose name is also a key of the section."""
+
+    subset: int | None = None
 
 
 @dataclass(frozen=True)
@@ -370,6 +378,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
         },
         "algorithms.titled.title: ... field of Titled",
     ),
+    ({"dataset": {"name": "tests.settings.test_invalid_settings.Cut"}}, "dataset.subset: ... field of Cut"),
     (
         {"report.best_over": ["federation.learning_rat"], "study.grid": {"federation.learning_rate": [0.1, 0.2]}},
         "report.best_over: 'federation.learning_rat' is not in study.grid ... 'federation.learning_rate'",

@@ -174,7 +174,7 @@ BREACHES = {
         "own.Own: a round changes the server's state in place"
     ),
     "def aggregate(self, server, uploads):\n  return {'model': uploads.mean('model') * (1 + torch.rand(()) / 100)}": (
-        "own.Own: random numbers are drawn from PyTorch's global generator"
+        "own.Own: its code draws random numbers from PyTorch's global generator"
     ),
     "def aggregate(self, server, uploads):\n  HIDDEN.calls += 1\n"
     "  return {'model': uploads.mean('model') * (1 + HIDDEN.calls / 100)}": (

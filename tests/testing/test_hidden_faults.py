@@ -9,6 +9,7 @@ import torch
 from fedpipe import testing
 from fedpipe.algorithms.base import Measure, Train
 from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.core.noise import draw_normal
 from fedpipe.core.tensors import Tensors
 from fedpipe.testing import checks
 
@@ -71,6 +72,27 @@ class MeanMeasure(FedAvg):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NoisyMeasure(MeanMeasure):
+    """A correct method: the noise of a batch has a key."""
+
+    needs_step_noise: ClassVar[bool] = True
+
+    def local_passes(self) -> Any:
+        return Train(self.loss), Measure(self.average, lambda client, sums: client, is_augmented=True)
+
+    def average(self, client: Any, batch: Any) -> Any:
+        return {"noise": draw_normal(batch.noise_key, "noise", torch.zeros(()))}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NaNAttribute(FedAvg):
+    """A correct method: NaN differs from itself, but does not change."""
+
+    limit: ClassVar[float] = float("nan")
+    table: ClassVar[Any] = torch.full((2,), float("nan"))
+
+
+@dataclass(frozen=True, kw_only=True)
 class UnknownSetting(FedAvg):
     unsupported_settings: ClassVar[tuple[str, ...]] = ("momentum", "weight_decays")
 
@@ -81,7 +103,7 @@ class UnknownSetting(FedAvg):
         (SelfMomentum(), checks.check_statelessness, "SelfMomentum: 'self.speed' changes while clients train"),
         (NetMomentum(), checks.check_statelessness, "NetMomentum: 'self.net.speed' changes while clients train"),
         (NetMomentum(), checks.check_resuming, "a resumed run differs from an uninterrupted run (server, model, "),
-        (CachedDraw(), checks.check_hooks, "random numbers are drawn from PyTorch's global generator"),
+        (CachedDraw(), checks.check_hooks, "draws random numbers from PyTorch's global generator"),
         (CohortSize(), checks.check_send, "and with ids [0]: count: differs by 7)"),
         (PlaceInCohort(), checks.check_send, "and with ids [1]: place: differs by 1)"),
         (MeanMeasure(), checks.check_measure_passes, "differ from those over all samples (loss: differs by 1."),
@@ -98,6 +120,12 @@ def test_check_detects_fault(algorithm: FedAvg, check: testing.Check, sentence: 
     DRAWS.clear()
     (message,) = check(algorithm)
     assert sentence in message
+
+
+def test_check_accepts_nan_and_noise_of_augmented_measure_pass() -> None:
+    testing.make_trial(NoisyMeasure()).run(1)
+    assert checks.check_measure_passes(NoisyMeasure()) == []
+    assert checks.check_statelessness(NaNAttribute()) == []
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ import io
 import json
 import logging
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Collection, Mapping
@@ -100,6 +101,19 @@ def test_job_records_have_file_per_snakemake_and_limit() -> None:
     assert [record["event"] for record in contents[-1]] == ["job_info", "job_finished"]
     assert "Nothing to be done" in run_snakemake("good.txt").stderr
     assert read_files() == contents, "it started no jobs"
+
+
+def test_records_of_other_machines_and_files_of_users_are_of_no_ended_snakemake() -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    names = {
+        f"1-{ended.pid}-{platform.node()}": True,
+        f"1-{os.getpid()}-{platform.node()}": False,
+        f"1-{ended.pid}-other-node": False,
+        "copy": False,
+        "1-copy": False,
+    }
+    assert {name: plugin.has_ended(Path(f"{name}.jsonl")) for name in names} == names
 
 
 def test_snakemake_warns_once_about_unwritable_job_records() -> None:

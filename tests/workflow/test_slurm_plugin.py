@@ -18,7 +18,7 @@ from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 
 import snakemake_executor_plugin_fedpipe_slurm as plugin
 from tests import small_studies as studies
-from tests.pipeline.conftest import Running, wait_until
+from tests.pipeline.conftest import RunningCommand, wait_until
 from tests.small_studies import ROOT
 
 OPTIONS = ("--executor {fedpipe-slurm,", "--logger {fedpipe}", "--fedpipe-slurm-requeue")
@@ -98,7 +98,7 @@ def test_interrupt_cancels_all_jobs(event: str, tmp_path: Path, monkeypatch: pyt
     log = tmp_path / "log"
     with (
         log.open("wb") as stream,
-        Running(command, cwd=tmp_path, stdout=stream, stderr=subprocess.STDOUT) as running,
+        RunningCommand(command, cwd=tmp_path, stdout=stream, stderr=subprocess.STDOUT) as running,
     ):
         try:
             wait_until((tmp_path / event).exists, running, event)

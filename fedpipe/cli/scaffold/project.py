@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -86,9 +87,7 @@ def create_project(folder: Path) -> list[str]:
     new_files = read_project_files()
     kept_files = [name for name in ("params.yaml", "own.py") if (folder / name).is_file()]
     new_files = {name: data for name, data in new_files.items() if name not in kept_files}
-    existing_files = [
-        name for name in (*new_files, *PROFILE_LINKS) if (folder / name).exists() or (folder / name).is_symlink()
-    ]
+    existing_files = [name for name in (*new_files, *PROFILE_LINKS) if os.path.lexists(folder / name)]
     if (folder / RECORD_PATH).exists():
         raise SettingsError(f"{folder} is already a project. Type `fedpipe init {folder} --update` to update it.")
     if existing_files:
@@ -136,9 +135,7 @@ def update_project(folder: Path) -> tuple[list[str], list[str]]:
 
 def _restore_profile_links(folder: Path) -> list[str]:
     """Create the missing links, which for example a copy by zip loses. Return their names."""
-    missing_links = [
-        name for name in PROFILE_LINKS if not (folder / name).exists() and not (folder / name).is_symlink()
-    ]
+    missing_links = [name for name in PROFILE_LINKS if not os.path.lexists(folder / name)]
     for name in missing_links:
         (folder / name).symlink_to(PROFILE_LINKS[name])
     return missing_links

@@ -129,7 +129,11 @@ def find_field_mistakes(kind: ComponentKind, component: type[Component]) -> Iter
     for name, field in fields.items():
         has_default = field.default is not dataclasses.MISSING
         value = inspect.getattr_static(component, name) if has_default else vars(component).get(name, field.default)
-        if value is not field.default and not inspect.ismemberdescriptor(value):
+        if value is field.default or inspect.ismemberdescriptor(value):
+            continue
+        if isinstance(value, property) or callable(value):
+            yield f"has a method '{name}' with the name of a field. Rename the method."
+        else:
             annotation = field.type if isinstance(field.type, str) else inspect.formatannotation(field.type)
             yield (
                 f"sets '{name}' without a type, so this value has no effect. Write `{name}: {annotation} = {value!r}`."

@@ -185,7 +185,14 @@ def parse_component(kind: ComponentKind, settings: Any, label: str = "", other_k
         if kind.selector in settings or not label:
             raise
         raise SettingsError(f"{error} Or add its {kind.name}, such as `{kind.selector}: own.MyClass`.") from None
-    return build_component(kind, name, parameters, key, other_keys)
+    component = build_component(kind, name, parameters, key, other_keys)
+    for parameter in list_parameters(type(component)):
+        if parameter.name in other_keys:
+            raise SettingsError(
+                f"{key}.{parameter.name}: fedpipe uses this key itself, so the field of "
+                f"{type(component).__qualname__} can't be set. Rename the field."
+            )
+    return component
 
 
 def get_component_key_settings(kind: ComponentKind, component: Component) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any
 
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import archive
@@ -43,14 +43,8 @@ class FolderEntry:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    @overload
-    def __get__(self, owner: None, owner_type: type) -> Self: ...
-
-    @overload
-    def __get__(self, owner: Any, owner_type: type) -> Path: ...
-
-    def __get__(self, owner: Any, owner_type: type) -> Self | Path:
-        return self if owner is None else owner.path / self._name
+    def __get__(self, owner: Any, owner_type: type) -> Path:
+        return Path(owner.path / self._name)
 
 
 @dataclass(frozen=True)

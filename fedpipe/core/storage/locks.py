@@ -31,7 +31,7 @@ def lock_file(path: Path) -> Iterator[None]:
         except Timeout:
             print(
                 f"fedpipe: waiting for {path}, which another process has locked. If no other process of fedpipe runs, "
-                "stop this one, delete the file and run again.",
+                "press Ctrl+C, delete this lock and run again.",
                 file=sys.stderr,
             )
             lock.acquire()

@@ -10,7 +10,7 @@ from fedpipe.core.storage import archive
 from fedpipe.core.storage.files import fsync_files, read_bytes, reject_outside_links, remove_path, write_bytes
 from fedpipe.core.storage.locks import lock_file
 
-PACK_LOCK = Path(".snakemake/archive.lock")  #: lock of writers, of which two would lose files. Ignored by git and DVC
+PACK_LOCK = Path(".snakemake/archive.lock")  #: lock for writing packs, which git and DVC ignore
 
 
 def pack_folder(folder: Path) -> None:
