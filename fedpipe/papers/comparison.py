@@ -24,6 +24,7 @@ ON_GENERATED_DATA = "not judged (generated data)"
 UNPUBLISHED = "not published"
 NOT_RUN = "not run"  #: default reason
 PARTITION_STD_DF = 4  #: degrees of freedom of `layouts.Table.partition_std`: two schemes with three draws each
+DIFFERENCE_STD_DF = 2  #: degrees of freedom of `layouts.Table.difference_std`: three draws
 CSV_COLUMNS = (  #: columns of cells.csv
     *CellId._fields,
     *("published_mean", "published_std", "published_runs", "status"),
@@ -202,17 +203,18 @@ def list_table_cell_ids(paper: Paper, table_name: str) -> list[CellId]:
 
 
 def compute_claim_checks(paper: Paper, name: str, claim: Claim, comparison: PaperComparison) -> list[ClaimCheck]:
-    """Check a claim column by column. Runs at preset smoke or on generated data show nothing."""
+    """Check a claim column by column. Runs at preset smoke or on generated data show nothing.
+
+    At preset ``full``, the interval includes the variation between partitions, if the table has it.
+    """
     checks = []
     for column in claim.columns or paper.tables[name].column_paths:
         key = _get_column_key(paper.make_cell_id(name, claim.row, column))
         targets, ours = comparison.columns.get(key, ({}, {}))
         paper_contrast = _compute_claim_contrast(claim, targets, _pool_standard_deviations(targets, {}))
-        checks.append(
-            ClaimCheck(
-                column, *paper_contrast, *_compute_claim_contrast(claim, ours, _pool_standard_deviations(targets, ours))
-            )
-        )
+        difference_std = paper.tables[name].difference_std.get(column) if comparison.preset == "full" else None
+        our_contrast = _compute_claim_contrast(claim, ours, _pool_standard_deviations(targets, ours), difference_std)
+        checks.append(ClaimCheck(column, *paper_contrast, *our_contrast))
     return checks
 
 
@@ -288,14 +290,19 @@ def _pool_standard_deviations(targets: Mapping[str, RunMean], ours: Mapping[str,
 
 
 def _compute_claim_contrast(
-    claim: Claim, numbers: Mapping[str, RunMean], spread: Spread | None
+    claim: Claim, numbers: Mapping[str, RunMean], spread: Spread | None, difference_std: float | None = None
 ) -> tuple[Contrast | None, str]:
-    """The difference that a claim is about, with the rival row."""
+    """The difference that a claim is about, with the rival row.
+
+    ``difference_std`` is its standard deviation between draws of the partition.
+    """
     rivals = [row for row in numbers if row != claim.row and claim.rival in {None, row}]
     if claim.row not in numbers or not rivals:
         return None, ""
     best = max(rivals, key=lambda row: numbers[row].mean)
-    return contrasts.compute_contrast(numbers[claim.row], numbers[best], spread), best
+    # `compute_contrast` adds the variance of each of both runs
+    partition_spread = Spread(difference_std / math.sqrt(2), DIFFERENCE_STD_DF) if difference_std else None
+    return contrasts.compute_contrast(numbers[claim.row], numbers[best], spread, partition_spread), best
 
 
 def _compute_derived_cells(paper: Paper, measured_cells: Mapping[CellId, MeasuredCell]) -> dict[CellId, MeasuredCell]:

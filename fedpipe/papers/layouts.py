@@ -71,7 +71,8 @@ class Table(_LayoutModel):
     ``method_protocols`` names the protocols of methods that differ from the table's ``protocol``. ``global_methods``
     give all clients the same model, although the protocol tests personalized models. ``parameters`` names, by row and
     column, the method's parameter that the cell contains or that its formula uses. ``partition_std`` is, by column, the
-    standard deviation of an accuracy between draws of the partition, in points.
+    standard deviation of an accuracy between draws of the partition, in points, and ``difference_std`` that of the
+    difference of two methods.
     """
 
     caption: str
@@ -83,6 +84,7 @@ class Table(_LayoutModel):
     method_protocols: Mapping[str, str] = Field(default_factory=dict)
     global_methods: tuple[str, ...] = ()
     partition_std: Mapping[str, float] = Field(default_factory=dict)
+    difference_std: Mapping[str, float] = Field(default_factory=dict)
     decimals: int | None = 2
     stub: tuple[str, ...] = ()
     columns: Mapping[str, Any] = Field(default_factory=dict)

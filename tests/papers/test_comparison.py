@@ -171,6 +171,43 @@ def test_variation_between_partitions_matches_stored_runs():
         assert std == pytest.approx(100 * math.sqrt(variances[points].mean()), abs=0.005)
 
 
+def test_claim_interval_at_full_includes_variation_of_difference_between_partitions(find_cell):
+    paper = layouts.load_papers()["PFPS-LWC"]
+    table = paper.tables["Table 2"]
+    cells = {}
+    for row, value in (("PFPS-LWC", 74.0), ("FedPer", 72.0)):
+        cells |= make_measured_cell(
+            find_cell, "PFPS-LWC", "Table 2", row, "0.5/0.3", values={0: value}, test_samples=1000
+        )
+    intervals = {}
+    for preset in ("full", "reduced"):
+        checks = comparison.compute_claim_checks(paper, "Table 2", table.claims[0], compare(cells, preset))
+        (intervals[preset],) = [check.measured_contrast for check in checks if check.measured_contrast]
+    sampling_variance = (74 * 26 + 72 * 28) / 1000
+    assert intervals["reduced"].high - 2 == pytest.approx(
+        stats.norm.ppf(0.975) * math.sqrt(sampling_variance), rel=1e-6
+    )
+    draw_variance = table.difference_std["0.5/0.3"] ** 2  # of the difference, not of each method
+    variance = sampling_variance + draw_variance
+    half_width = stats.t.ppf(0.975, variance**2 / (draw_variance**2 / 2)) * math.sqrt(variance)
+    assert intervals["full"][:3] == pytest.approx((2, 2 - half_width, 2 + half_width))
+
+
+def test_variation_of_difference_between_partitions_matches_stored_runs():
+    runs, accuracies = (
+        pd.read_csv(ROOT / f"studies/papers/pfps_lwc/readings/measured/claim-draws.{name}.csv")
+        for name in ("runs", "accuracies")
+    )
+    table = runs.merge(accuracies[accuracies["protocol"] == "personal-on-local"], on="id")
+    table["accuracy"] = 100 * table["accuracies"].str.split().str[-1].astype(float)
+    by_method = table.pivot(index="seed", columns="algorithm", values="accuracy")
+    assert len(by_method) == comparison.DIFFERENCE_STD_DF + 1
+    std = (by_method["pfps_lwc"] - by_method["fedper"]).std()
+    measured = layouts.load_papers()["PFPS-LWC"].tables["Table 2"].difference_std
+    assert set(measured) == {"0.5/0.3", "0.5/0.5", "0.5/0.7"}
+    assert list(measured.values()) == pytest.approx([std] * 3, abs=0.005)
+
+
 def test_failed_published_cell_agrees_only_with_failed_runs(find_cell):
     cell_id = ("FedDW", "Table I", "Per-FedAvg", "pathological/CIFAR-10")
     values = {0: 40.0, 1: 41.0, 2: 42.0}
