@@ -1,6 +1,7 @@
 """docs/readings.md matches the stored runs of its studies."""
 
 import importlib
+import re
 import shutil
 from pathlib import Path
 from types import ModuleType
@@ -46,6 +47,17 @@ def program(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_readings_tables_match_stored_runs(program: ModuleType) -> None:
     page = program.PAGE.read_text()
     assert program.write_tables(page) == page, "run python benchmarks/readings.py"
+
+
+def test_readings_name_published_numbers_that_chose_settings(program: ModuleType) -> None:
+    compared = [study for study in program.list_readings() if "# Published:" in study.read_text()]
+    silent = [
+        study
+        for study in compared
+        if not re.search(r"^# (Numbers|No number was) used to choose", study.read_text(), re.M)
+    ]
+    assert compared
+    assert not silent
 
 
 def test_readings_table_shows_published_numbers_and_commits(

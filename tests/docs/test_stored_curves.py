@@ -1,10 +1,12 @@
 """The tables of docs/papers.md that average over rounds, computed again from the stored curves."""
 
 import functools
+import math
 import re
 
 import pandas as pd
 import pytest
+from scipy import stats
 
 from tests.docs.page_blocks import ROOT, read
 
@@ -72,6 +74,29 @@ def test_accuracies_of_pfps_lwc_match_stored_curves() -> None:
             measured = curves.at[20, (method.lower().replace("-", "_"), 0)]
             expected = [measured, published_means[method, f"0.5/{participation}"]]
             assert parse_numbers(cell) == pytest.approx(expected, abs=0.0501), (name, participation)
+
+
+def test_other_cells_and_draws_of_pfps_lwc_match_stored_curves() -> None:
+    text = " ".join(read("docs/papers.md").split())
+    in_table_4 = read_curves("pfps_lwc/measured/table4", "personal-on-local")["data=CIFAR-10, participation=0.7"].loc[
+        20
+    ]
+    assert f"FedPer has {in_table_4['fedper', 0]:.1f} (74.7) and FedAvg {in_table_4['fedavg', 0]:.1f} (61.0)" in text
+    received, trained = (
+        read_curves("pfps_lwc/measured/table2", protocol)["participation=0.3, alpha=0.1"].at[20, ("fedbn", 0)]
+        for protocol in ("personal-on-local", "kept-on-local")
+    )
+    assert f"FedBN has {received:.1f} as received and {trained:.1f} right after local training (67.9)" in text
+    for row, cell, value in (("FedPer", "CIFAR-10/0.7", "74.7"), ("FedAvg", "CIFAR-10/0.7", "61.0")):
+        check_published(value, "PFPS-LWC", "Table 4", row, cell)
+    check_published("67.9", "PFPS-LWC", "Table 2", "FedBN", "0.1/0.3")
+    draws = read_curves("pfps_lwc/readings/measured/claim-draws", "personal-on-local").loc[20].droplevel(0)
+    differences = draws["pfps_lwc"] - draws["fedper"]
+    half_width = stats.t.ppf(0.975, 2) * differences.std() / math.sqrt(3)
+    low, high = differences.mean() - half_width, differences.mean() + half_width
+    assert f"ahead by {differences.mean():.1f} points in the mean of the last rounds" in text
+    assert f"interval from −{-low:.1f} to {high:.1f} (" in text
+    assert "ahead by {:.1f}, {:.1f} and {:.1f} |".format(*differences) in text
 
 
 def test_differences_of_pfps_lwc_match_stored_curves() -> None:
