@@ -148,7 +148,7 @@ def _is_plan_outdated(plan: Plan, folder: Path) -> bool:
 
 
 def _encode_comparable_settings(plan: Plan, settings: dict[str, dict[str, Any]]) -> str:
-    """A plan's settings as canonical JSON, without code and what depends on it: digests, keys, warnings."""
+    """Encode a plan's settings as canonical JSON, without digests, keys and warnings, which depend on code."""
     derived_fields = {"params", "runs", "cells", "partitions", "warnings"}
     fields = {name: value for name, value in select_reported_plan_fields(plan).items() if name not in derived_fields}
     fields |= {"tuning": fields["tuning"] | {"searches": None}} if plan.tuning else {}

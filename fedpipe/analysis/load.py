@@ -415,7 +415,7 @@ class Results:
         round: int | None = None,
         **grid: Any,
     ) -> tuple[Tensor, Tensor]:
-        """Inputs for the run's models and classes of the global test set, or of a client's local one.
+        """Inputs and classes of the global test set, or of a client's local test set.
 
         With ``federation.drift``, the samples of a client depend on the ``round``, which is the last by default.
         """
@@ -438,7 +438,7 @@ class Results:
     def _find_cell_and_round(
         self, algorithm: str, seed: int | None, grid: dict[str, Any], round: int | None, first: int = 0
     ) -> tuple[Cell, int]:
-        """A cell, and one of its rounds from ``first``: by default the last."""
+        """Find a cell and a number of its rounds, at least ``first``. By default this is the last round."""
         cell = find_cell(self.plan, algorithm, seed, grid)
         number = cell.rounds if round is None else round
         if not first <= number <= cell.rounds:

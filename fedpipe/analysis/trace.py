@@ -72,7 +72,7 @@ def collect_cell_provenance(table: Path, cell: str) -> dict[str, Any]:
     data, report = StudyData(plan), plan.report
     require_current_tables(data, *TABLES)
     table_cells = _collect_rows_by_cell_name(data)
-    cell = _sort_grid_point(cell, table_cells)
+    cell = _find_table_cell_name(cell, table_cells)
     if cell not in table_cells:
         similar_names = [name for name in table_cells if name.partition(".")[0] == cell.partition(".")[0]]
         raise SettingsError(
@@ -177,8 +177,8 @@ def _get_cell_affixes(row: dict[Any, Any]) -> tuple[str, str]:
     return row["algorithm"], f".{row['protocol']}" + ("" if row["metric"] == "accuracy" else f".{row['metric']}")
 
 
-def _sort_grid_point(cell: str, table_cells: dict[str, dict[Any, Any]]) -> str:
-    """Get the name of a cell whose grid point may have its values in another order than the table."""
+def _find_table_cell_name(cell: str, table_cells: dict[str, dict[Any, Any]]) -> str:
+    """Find the table's name of a cell, if its grid values are in another order than in the table."""
     for name, row in table_cells.items():
         prefix, suffix = _get_cell_affixes(row)
         if cell.startswith(f"{prefix}.") and cell.endswith(suffix):

@@ -133,16 +133,16 @@ def _import_module(name: str) -> ModuleType:
             spec = None
         if spec is None or not str(spec.origin).endswith(".py"):
             raise
-        return _import_intact_classes(spec)
+        return _import_module_without_broken_classes(spec)
 
 
-def _import_intact_classes(spec: ModuleSpec) -> ModuleType:
-    """Execute a module statement by statement, and record the errors of its classes.
+def _import_module_without_broken_classes(spec: ModuleSpec) -> ModuleType:
+    """Import a module without the classes that raise an error. Record these errors in the module.
 
     Raises
     ------
     Exception
-        Another statement raised it, or uses a class that raised it.
+        A statement that is not a class raised an error. If an earlier class has failed, its error is raised instead.
     """
     path, module, errors = Path(str(spec.origin)), importlib.util.module_from_spec(spec), dict[str, Exception]()
     sys.modules[spec.name] = module

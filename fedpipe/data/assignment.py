@@ -271,7 +271,7 @@ def _partition_samples(
 ) -> tuple[SampleClientPairs, Integers]:
     """Pairs of the scheme, sorted by sample and client, and the number of each client's value, shape (N,).
 
-    Checks them, because the scheme may be a user's.
+    The pairs are checked, because the scheme may be custom.
     """
     scheme.check(num_clients, len(np.unique(labels[samples])), len(samples))
     name = registry.get_component_name(component.PARTITION, type(scheme))
@@ -366,7 +366,7 @@ def _assign_test_samples_by_value(
     client_values: Integers,
     seed: int,
 ) -> Integers:
-    """Client of each test sample among those with its value. With several, in proportion to their classes."""
+    """Client of each test sample, by its value. If several clients have it, in proportion to their classes."""
     clients_per_value = np.bincount(client_values, minlength=values.max(initial=0) + 1)
     client_of_value = np.full(len(clients_per_value), NO_CLIENT, dtype=np.int64)
     client_of_value[client_values] = np.arange(len(client_values))
@@ -404,7 +404,7 @@ def _draw_held_out_samples(
 
 
 def select_sample_subset(labels: Integers, test: npt.NDArray[np.bool_], count: int) -> Integers:
-    """Select a number of samples, sorted, in proportion to classes and splits. It depends only on the data set."""
+    """Select samples in proportion to classes and splits, and sort them. All seeds get the same samples."""
     random = rng.make_generator(0, "subset")
     kinds, kind, sizes = np.unique(2 * labels + test, return_inverse=True, return_counts=True)
     quotas = apportion_count(count, sizes, random.random(len(kinds)))

@@ -47,7 +47,7 @@ class Block:
     def from_blocks(cls, blocks: Sequence[Block], device: torch.device) -> Block:
         """Merge all blocks of a round, on the device."""
 
-        def move_outcome(outcome: Outcome) -> Outcome:
+        def move_outcome_to_device(outcome: Outcome) -> Outcome:
             upload, kept_state = (move_state(state, device) for state in (outcome.upload, outcome.kept_state))
             return outcome._replace(upload=upload, kept_state=kept_state)
 
@@ -55,7 +55,7 @@ class Block:
             blocks[0].run,
             blocks[0].round,
             {},
-            [move_outcome(outcome) for block in blocks for outcome in block.outcomes],
+            [move_outcome_to_device(outcome) for block in blocks for outcome in block.outcomes],
             sum(block.seconds for block in blocks),
         )
 

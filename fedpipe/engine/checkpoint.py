@@ -17,7 +17,7 @@ from fedpipe.engine.blocks import restore_state
 from fedpipe.engine.pruning import is_state_retained
 from fedpipe.engine.torch_env.trees import move_state, stack_states, unstack_client
 
-StackedStates = tuple[dict[int, int], State]  #: what some clients keep: the row of each, and all of them stacked
+StackedStates = tuple[dict[int, int], State]  #: row of each client, and the stacked kept states
 
 
 class Checkpoint:
@@ -146,7 +146,7 @@ class Checkpoint:
         )
         write_json(files.marker, {"round": round_number, "sha256": hashes})
 
-    # -- how far it has come -----------------------------------------------------------------------------------------
+    # -- progress ----------------------------------------------------------------------------------------------------
 
     def find_last_complete_round(self, stop: int, keep_models: str | int = "all") -> int:
         """Find the last round, at most ``stop``, up to which the run is complete. -1 if it has not begun.

@@ -87,8 +87,8 @@ class NewClients:
 def add_new_client(server: State, larger_server: State) -> State:
     """Add a client that has not participated to a server's state.
 
-    ``larger_server`` is the initial state of a server with one more client. It has the last row of each tensor that has
-    a row (or a row and a column) of each client.
+    ``larger_server`` is the initial state of a server with one more client. The new client gets the last row of each
+    tensor with a row (or a row and a column) per client.
     """
 
     def copy_into_larger(value: Tensor, larger_value: Tensor) -> Tensor:

@@ -377,7 +377,9 @@ class Rounds:
         if not matrices[-1]:
             return {}
         path = self.files.get_round_files(round_number).exchanged_matrices
-        return {path.name: write_parquet(path, evaluation.make_matrices_table(round_number, "exchanged", matrices))}
+        return {
+            path.name: write_parquet(path, evaluation.make_class_matrices_table(round_number, "exchanged", matrices))
+        }
 
     def evaluate(self, round_number: int) -> None:
         """Evaluate a round and mark it as complete."""

@@ -350,7 +350,7 @@ class Backbone(Model):
         return Network(body, head)
 
     def replace_layer(self, layer: nn.Module) -> nn.Module | None:
-        """Replacement of a library's layer that draws random numbers or combines others. None if it can stay."""
+        """Make a replacement for a layer that draws random numbers or combines layers. None if it can stay."""
         return None
 
     def _freeze_body(self, network: Network) -> Network:

@@ -194,7 +194,7 @@ def list_all_cell_ids() -> list[CellId]:
 
 
 def list_table_cell_ids(paper: Paper, table_name: str) -> list[CellId]:
-    """The ids of a table's cells. Of a table of settings, those that the paper fills."""
+    """List the ids of a table's cells. A table of settings has only those that the paper fills."""
     if table_name == layouts.TEXT_TABLE:
         return [paper.make_prose_number_id(text) for text in paper.text]
     table, published_numbers = paper.tables[table_name], published.load_published()

@@ -33,7 +33,7 @@ DATASET_TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "fashion_mnist
 
 
 class SvgFigure(NamedTuple):
-    """A figure: the text of its SVG, its numbers as CSV, whether its data are generated, what it lacks, stored runs."""
+    """A figure: SVG, numbers as CSV, whether its data are generated, missing runs, and origin of stored runs."""
 
     svg: str
     csv: str
@@ -54,7 +54,7 @@ class FigureRun(NamedTuple):
 
 
 def plot_figures(paper: Paper, find_study: StudyFinder) -> dict[tuple[str, str], SvgFigure | str]:
-    """All figures of a paper by its name and theirs, or why a figure is not drawn."""
+    """All figures of a paper by names of paper and figure. A reason replaces a figure that is not drawn."""
     return {(paper.paper, name): _plot_figure(paper, figure, find_study) for name, figure in paper.figures.items()}
 
 
@@ -294,7 +294,7 @@ def _count_samples_by_client_and_class(figure: Figure, runs: Sequence[FigureRun]
 
 
 def _build_head_norms_data(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
-    """The clients' class shares, then the relative norms of heads: of local models by client, of others by class."""
+    """Class fractions of clients, then relative norms of heads: local models by client, other models by class."""
     frames: list[pd.DataFrame] = []
     for run, model, norms in _iterate_head_norms(runs):
         if not frames and model != "class":
@@ -345,7 +345,7 @@ def _build_diagnostics_data(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
 
 
 def _build_class_fractions_and_norms_data(tables: Sequence[pd.DataFrame]) -> Rows:
-    """Shares and norms of a few clients, first of those with a counterexample, because the paper shows them, too."""
+    """Class fractions and norms of a few clients, beginning with counterexamples, which the paper also shows."""
     frames = []
     for table in tables:
         clients = [

@@ -181,7 +181,7 @@ class RunStore:
         return cls(study, runs.values())
 
     def add_run(self, run: StoredRun) -> bool:
-        """Add a run. False if it is stored already: with the same settings, key and numbers."""
+        """Add a run. Return False if a run with the same settings, key and numbers is already stored."""
         others = self.find_runs(run.settings, run.rounds, run.curves[0].average)
         if any(other.key == run.key and set(other.curves) == set(run.curves) for other in others):
             return False

@@ -31,9 +31,9 @@ from fedpipe.settings.loader import convert_to_mapping
 from fedpipe.settings.params import KEYWISE_SECTIONS, Params
 
 MAX_NAME_LENGTH = 80  #: characters of a derived file's name. A longer one ends with a hash
-#: Characters of YAML in the name of a file, which has no commas, colons, brackets, braces, quotes and spaces.
+#: Replacements in file names for commas, colons, brackets and braces. Quotes and spaces are deleted.
 NAME_CHARACTERS = str.maketrans({",": "+", ":": "=", "[": "(", "]": ")", "{": "(", "}": ")"} | dict.fromkeys("\"' "))
-AMBIGUOUS_CHARACTERS = re.compile("[+=()\"' ]")  #: characters of a value that also replace or lose others in the name
+AMBIGUOUS_CHARACTERS = re.compile("[+=()\"' ]")  #: two values with these characters could get the same file name
 ORIGIN_PATTERN = "# fedpipe derived this study from (.*?) with (-S .*)"  #: first line of a derived file
 SCHEMA_COMMENT = re.compile(r"^# yaml-language-server: \$schema=(\S+)$", re.M)
 
@@ -76,7 +76,7 @@ class Override:
 
     @property
     def is_grid(self) -> bool:
-        """Whether it has several values for a key that has one."""
+        """Whether the option has several values, but the key takes only one."""
         return not self._is_list and len(self.parse_values()) > 1
 
     @property

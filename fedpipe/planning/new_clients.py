@@ -80,7 +80,7 @@ def check_new_clients(params: Params, labels: Iterable[str]) -> None:
 
 
 def check_reported_clients(params: Params, has_new_clients: bool) -> None:
-    """Require what `report.clients` shows. ``has_new_clients``: at some point of the grid.
+    """Require that the clients of `report.clients` exist. ``has_new_clients`` is true if a grid point has new clients.
 
     Raises
     ------

@@ -41,7 +41,13 @@ def partition_dataset(key: str) -> Path:
 
 
 def is_partition_reproducible(key: str) -> bool:
-    """Whether the current code gives the same partition."""
+    """Whether the current code makes the stored partition of this key again, bit by bit.
+
+    Raises
+    ------
+    ArtifactError
+        The partition comes from another version of its scheme, or a file is damaged.
+    """
     path, settings = layout.get_assignment_path(key), read_partition_settings(key)
     scheme_settings = settings["partition"]
     scheme_code = _build_scheme(settings).list_hashed_code()

@@ -60,9 +60,10 @@ class NewPlan(Plan):
 
     @override
     def read_rungs(self) -> tuple[Rung, ...]:
-        """Read the results of the complete rungs before the first one whose TPE draws have other keys now.
+        """Read the results of the complete rungs.
 
-        For example, you edited a model that only these draws use.
+        Stop at the first rung whose TPE draws have other keys now. Keys change, for example, if you edit a model that
+        only these draws use.
         """
 
         def has_current_keys(rung: Rung) -> bool:
@@ -169,7 +170,7 @@ class _PlanDraft:
             naming_mistakes = hook_names.find_naming_mistakes(algorithm)
             self.warnings += [f"algorithms.{label}: {mistake}" for mistake in naming_mistakes]
             self.warnings += algorithm.warnings(facts, f"algorithms.{label}")
-            self.warnings += study_facts.list_protocol_warnings(algorithm, label, params_by_label[label])
+            self.warnings += study_facts.list_missing_accuracy_warnings(algorithm, label, params_by_label[label])
         settings = {
             label: RunSettings.from_params(params, label, seeds[0]) for label, params in params_by_label.items()
         }
@@ -223,7 +224,7 @@ class _PlanDraft:
             plan_draw = self.draw_planners[name] = partial(self._plan_draw, tune, label, params, protocol, resolve)
             candidates = []
             for draw, values in enumerate(values_by_label[label]):
-                candidates.append(plan_draw(draw, values, is_assumed=draw >= tune.batch_sizes[0]))
+                candidates.append(plan_draw(draw, values, is_assumed=draw >= tune.new_draw_counts[0]))
             if candidates and tune.sampler == "tpe":
                 for values in tune.list_extreme_values(label):
                     resolve(values)
@@ -369,7 +370,7 @@ class _PlanDraft:
             self.unavailable_runs[str(files.path)] = missing_data
 
     def _add_partition(self, params: Params, settings: RunSettings, is_reported: bool = True) -> str:
-        """Add the partition of a run, which many runs share. Return its key. Those of draws are not in tables."""
+        """Add the partition of a run, which many runs share. Return its key. Partitions of draws are not in tables."""
         key = compute_json_digest(settings.partition_settings)
         if is_reported:
             self.partitions.setdefault(key, settings.partition_settings)

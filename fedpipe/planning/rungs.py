@@ -1,7 +1,8 @@
 """The search of section `tune` in a study's plan, and the results of its rungs.
 
-The draws of the Sobol sequence are known when the study is planned. How many rounds each of them needs is known after
-each rung, whose result is a file next to the study's tables. It also has the draws that TPE adds to the next rung.
+The draws of the Sobol sequence are known when the study is planned. After each rung it is known which of them continue.
+The result of a rung is a file next to the study's tables. This file also contains the draws that TPE adds to the next
+rung.
 """
 
 from __future__ import annotations
@@ -96,20 +97,20 @@ class PlannedTuning:
     sampler: Annotated[Sampler, Field(exclude_if=lambda sampler: sampler == "sobol")] = "sobol"
 
     @property
-    def batch_sizes(self) -> tuple[int, ...]:
+    def new_draw_counts(self) -> tuple[int, ...]:
         """Number of new draws of each method in each rung."""
         return split_draws_into_batches(self.draws, self.rungs, self.sampler)
 
     def get_batch_draws(self, number: int) -> range:
         """Get the numbers of the draws that are new in a rung, by its index. Empty after the last rung."""
-        return range(sum(self.batch_sizes[:number]), sum(self.batch_sizes[: number + 1]))
+        return range(sum(self.new_draw_counts[:number]), sum(self.new_draw_counts[: number + 1]))
 
     def list_rung_draws(self, search: PlannedSearch, number: int, selected: Sequence[int]) -> list[int]:
         """List the draws of a search in a rung, by its index: those that continue, and new ones."""
         return [*selected, *self.get_batch_draws(number)] if search.candidates else []
 
     def count_later_runs(self, complete_rungs: int, num_seeds: int) -> int:
-        """Count the runs that follow from rungs that are not complete, at most: new draws of TPE, and the winners.
+        """Count the runs that the incomplete rungs add at most: new draws of TPE, and the winners.
 
         Parameters
         ----------
@@ -120,11 +121,11 @@ class PlannedTuning:
         """
         if complete_rungs == len(self.rungs):
             return 0
-        new_draws = sum(self.batch_sizes[complete_rungs + 1 :])
+        new_draws = sum(self.new_draw_counts[complete_rungs + 1 :])
         return sum(bool(search.candidates) for search in self.searches) * (new_draws * len(self.seeds) + num_seeds)
 
     def add_draws_of_rungs(self, rungs: Sequence[Rung]) -> PlannedTuning:
-        """Add the draws of TPE in the results of these rungs, instead of others."""
+        """Replace the draws of TPE by those in the results of these rungs."""
         draws = [
             [new for rung in rungs for new in rung.searches[index].new_draws] for index in range(len(self.searches))
         ]
@@ -164,7 +165,7 @@ class Rung:
 
 
 def select_continuing_draws(candidates: Sequence[Candidate], ranking: Sequence[int], is_last: bool) -> tuple[int, ...]:
-    """Select the draws that continue after a rung: the best third of the different ones. After the last, the winner.
+    """Select the draws that continue after a rung: the best third, or after the last rung the winner.
 
     Draws with the same values have the same runs, so that they count as one.
 

@@ -104,9 +104,9 @@ def check_integer_ranges(tune: Tune, label: str, params: Params) -> None:
 
 def list_warnings_about_equal_draws(tune: Tune, planned: PlannedSearch) -> list[str]:
     """List a warning if so many draws of a method are equal that the last rung compares nothing."""
-    first_batch = planned.candidates[: tune.batch_sizes[0]]
+    first_batch = planned.candidates[: tune.new_draw_counts[0]]
     count = len({candidate.keys for candidate in first_batch})
-    if not first_batch or count_draws_by_rung((count, *tune.batch_sizes[1:]))[-1] > 1:
+    if not first_batch or count_draws_by_rung((count, *tune.new_draw_counts[1:]))[-1] > 1:
         return []
     plural, other_advice = ("s", ", or fewer rungs") if count > 1 else ("", "")
     return [
@@ -197,8 +197,8 @@ def describe_largest_search_size(plan: Plan) -> str:
     tuning = plan.tuning
     if tuning is None:
         return ""
-    counts = count_draws_by_rung(tuning.batch_sizes)
-    steps = zip(counts, tuning.batch_sizes, tuning.rungs, (0, *tuning.rungs[:-1]), strict=True)
+    counts = count_draws_by_rung(tuning.new_draw_counts)
+    steps = zip(counts, tuning.new_draw_counts, tuning.rungs, (0, *tuning.rungs[:-1]), strict=True)
     rounds = sum(count * (rung - previous) + new_draws * previous for count, new_draws, rung, previous in steps)
     searches = sum(bool(planned.candidates) for planned in tuning.searches)
     seeds = len(tuning.seeds)

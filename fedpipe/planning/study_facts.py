@@ -107,8 +107,8 @@ def require_ranking_model(algorithm: Algorithm, label: str, params: Params, prot
         )
 
 
-def list_protocol_warnings(algorithm: Algorithm, label: str, params: Params) -> list[str]:
-    """List a warning if an algorithm has the model of none of the study's protocols."""
+def list_missing_accuracy_warnings(algorithm: Algorithm, label: str, params: Params) -> list[str]:
+    """List a warning if an algorithm has no accuracy, because it lacks the model of each protocol of the study."""
     protocols = params.evaluation.protocols
     by_cost = sorted(protocols, key=lambda protocol: protocol.startswith("global"))
     if any(has_model(algorithm, params, protocol) for protocol in by_cost):

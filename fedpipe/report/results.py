@@ -247,7 +247,7 @@ def _compute_averages(tested_rows: pd.DataFrame, metric: Metric, keys: list[str]
 
 
 def _average_over_clients(rows: pd.DataFrame, keys: list[str]) -> pd.Series[float]:
-    """Average the scores of several runs by ``keys``, with the bits of the same call for each run alone.
+    """Average the scores of several runs by ``keys``. The bits equal those of one call per run.
 
     Pandas rounds differently if the rows are in the order of the groups, so a second call averages the runs whose rows
     are in another order. The last two of ``keys`` are the protocol and the round.

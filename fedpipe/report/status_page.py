@@ -83,14 +83,14 @@ class Configuration:
     protocol: str  #: with which the table reports the algorithm
 
     @cached_property
-    def counted_runs(self) -> list[RunProgress]:
-        """Its complete runs, or the begun ones if none is complete."""
+    def summarized_runs(self) -> list[RunProgress]:
+        """Runs that the page summarizes: the complete ones or, if none is complete, all with an accuracy."""
         complete_runs = [run for run in self.runs if run.state == "done"]
         return complete_runs or [run for run in self.runs if run.curves]
 
     def compute_last_accuracies(self, protocol: str) -> list[float]:
         """Compute the accuracy in [0, 1] of each counted run in its last evaluated round."""
-        last_rounds = [run.curves[max(run.curves)] for run in self.counted_runs]
+        last_rounds = [run.curves[max(run.curves)] for run in self.summarized_runs]
         return [accuracies[protocol] for accuracies in last_rounds if protocol in accuracies]
 
     def format_last_accuracy(self, protocol: str) -> str:
@@ -100,9 +100,9 @@ class Configuration:
         return f"{statistics.fmean(accuracies):.2f}{deviation}" if accuracies else ""
 
     @property
-    def counted_round_range(self) -> str:
+    def summarized_round_range(self) -> str:
         """Smallest and largest number of complete rounds of the counted runs."""
-        counts = [run.rounds for run in self.counted_runs]
+        counts = [run.rounds for run in self.summarized_runs]
         return "–".join(str(count) for count in dict.fromkeys((min(counts), max(counts))))
 
 
@@ -160,7 +160,7 @@ class StudyProgress:
     @cached_property
     def ranked_configurations(self) -> list[Configuration]:
         """Configurations with an accuracy, the highest mean of the reported accuracy first."""
-        begun = [configuration for configuration in self.configurations if configuration.counted_runs]
+        begun = [configuration for configuration in self.configurations if configuration.summarized_runs]
 
         def compute_mean_accuracy(configuration: Configuration) -> float:
             accuracies = configuration.compute_last_accuracies(configuration.protocol)

@@ -163,8 +163,8 @@ def describe_missing_seeds(plan: Plan) -> Mapping[tuple[Hashable, ...], dict[str
     return {row: {"seeds": f"{count} of {len(plan.seeds)}"} for row, count in counts.items()}
 
 
-def describe_failures(data: StudyData) -> list[str]:
-    """Describe updates that were not finite by algorithm and grid point."""
+def describe_omitted_updates(data: StudyData) -> list[str]:
+    """Describe omitted updates, which were not finite, and divergence, by algorithm and grid point."""
     plan, sentences = data.plan, []
     for key, cells in data.divergence_by_cell.groupby(plan.row_key_columns, sort=False):
         algorithm, *values = map(str, key)

@@ -20,8 +20,8 @@ from fedpipe.report.table_notes import (
     describe_best_values_at_grid_edges,
     describe_data_and_partitions,
     describe_environments,
-    describe_failures,
     describe_missing_seeds,
+    describe_omitted_updates,
     describe_reported_numbers,
     explain_missing_values,
 )
@@ -111,7 +111,7 @@ def build_report_sections(data: StudyData) -> list[str | TextTable]:
     result_table = TextTable(pd.DataFrame(rows), len(plan.row_key_columns))
     warnings = [f"Warning: {warning}" for warning in plan.warnings]
     notes = [
-        *describe_failures(data),
+        *describe_omitted_updates(data),
         *warnings,
         *build_heterogeneity_section(data),
         *describe_environments(data),
@@ -181,7 +181,7 @@ def format_score(cell: Mapping[Hashable, Any]) -> str:
 
 
 def _format_reported_scores(plan: Plan, cells: list[dict[Hashable, Any]]) -> dict[str, str]:
-    """Format the column with the score by each method's protocol, if a method has another than the study's first."""
+    """Format the score by the method's protocol as a column. Empty if all methods have the study's first protocol."""
     if not plan.method_protocols:
         return {}
     algorithm = cells[0]["algorithm"]
@@ -252,11 +252,11 @@ def _describe_statistics(plan: Plan, target_text: str) -> str:
             "target are the sum over all clients. A dash means that no seed reached it."
         )
     if "difference" in report.statistics:
-        sentences.append(_describe_differences(plan))
+        sentences.append(_describe_difference_statistic(plan))
     return " ".join(sentences)
 
 
-def _describe_differences(plan: Plan) -> str:
+def _describe_difference_statistic(plan: Plan) -> str:
     """Describe the statistic `difference` below the table."""
     metric = METRICS[plan.metrics[0]].name
     return (

@@ -275,8 +275,8 @@ class _WideTableBuilder:
 def _sort_column_grid_names(plan: Plan) -> list[str]:
     """Sort the names of the grid that are columns: those of all methods, except `report.best_over`.
 
-    They are in the order of params.yaml, which follows from the cells, because names in plan.json are sorted: an
-    earlier name changes less often from cell to cell.
+    Names in plan.json are sorted. The cells show the order of params.yaml, because an earlier name changes less often
+    from cell to cell.
     """
     column_names = plan.column_grid_names
     points = dict.fromkeys(
@@ -409,7 +409,7 @@ def _build_caption_lines(data: StudyData, wide_table: WideTable, search_notes: S
     warnings = [f"Warning: {warning}" for warning in plan.warnings]
     return [
         *caption_lines,
-        *table_notes.describe_failures(data),
+        *table_notes.describe_omitted_updates(data),
         *warnings,
         *table_notes.describe_environments(data),
         *data.shared_code_notes,

@@ -157,8 +157,8 @@ class Data(Section):
         return store.get_stored_dataset_path(self.run_settings)
 
     @property
-    def noise_key(self) -> str | None:
-        """The key that adds noise to samples. None without noise."""
+    def noise_setting_name(self) -> str | None:
+        """Name of the setting that adds noise: ``feature_noise`` or ``label_noise``. None without noise."""
         return "feature_noise" if self.feature_noise else "label_noise" if self.label_noise else None
 
     @property

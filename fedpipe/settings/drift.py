@@ -69,7 +69,7 @@ class Drift(Choice):
         return changes
 
     def check_clients(self, num_clients: int) -> None:
-        """Raise a ValueError if a federation of so many clients does not have the clients that drift."""
+        """Raise a ValueError if ``clients`` has a number that does not exist, or is less than one client."""
         if isinstance(self.clients, tuple):
             if self.clients[-1] >= num_clients:
                 raise ValueError(

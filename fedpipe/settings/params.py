@@ -160,7 +160,7 @@ class Params(Section):
                     "dataset.validation_fraction to more than 0, such as 0.2."
                 )
 
-    def _check_sample_noise(self) -> None:
+    def _check_dataset_noise(self) -> None:
         """Require that the clients' samples can have the noise of section dataset."""
         data, rates, clients = self.dataset, self.dataset.label_noise, self.federation.clients
         if isinstance(rates, tuple) and len(rates) != clients:
@@ -170,10 +170,10 @@ class Params(Section):
             )
         if data.feature_noise and data.has_tokens:
             raise SettingsError(f"dataset.feature_noise: {data.feature_noise} can't be used with token ids. Use 0.")
-        if data.noise_key and self.model.has_frozen_base:
+        if (name := data.noise_setting_name) and self.model.has_frozen_base:
             raise SettingsError(
-                f"dataset.{data.noise_key}: {getattr(data, data.noise_key)} can't be used with model.frozen: true, "
-                "because the features are computed once for all runs. Use 0, or set model.frozen to false."
+                f"dataset.{name}: {getattr(data, name)} can't be used with model.frozen: true, because the "
+                "features are computed once for all runs. Use 0, or set model.frozen to false."
             )
 
     def _check_drift(self) -> None:
@@ -370,7 +370,7 @@ class Params(Section):
         for label in labels if self.model.has_full_weights else ():
             if self.algorithms[label].algorithm.needs_several_models:
                 raise make_single_initial_model_error(label)
-        self._check_sample_noise()
+        self._check_dataset_noise()
         self._check_drift()
         self._check_partition()
         self._check_model()

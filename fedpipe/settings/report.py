@@ -14,9 +14,9 @@ ReportedClients = Literal["seen", "new", "both"]
 FigureWidth = Literal["neurips", "icml", "column", "slides"]
 RankTest = Literal["nemenyi", "holm"]
 SIGNIFICANCE_LEVEL = 0.05  #: of rank tests
-#: A new statistic needs its name here, its values in `report.statistics.build_statistics_table`, its head and sentence
-#: in `report.tables._build_statistics_section`, and its format in `report.tables._format_statistic_cell`. If its head
-#: is a fixed text, add that to `settings.study.TABLE_COLUMNS`.
+#: A new statistic needs its name here, its values in `report.statistics.build_statistics_table`, its head in
+#: `report.tables._build_statistics_section`, its sentence in `report.tables._describe_statistics`, and its format in
+#: `report.tables._format_statistic_cell`. If its head is a fixed text, add that to `settings.study.TABLE_COLUMNS`.
 Statistic = Literal[
     "client_std",
     "worst_tenth",

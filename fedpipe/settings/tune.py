@@ -179,7 +179,7 @@ class Tune(Section):
                 f"sampler tpe can't be used with rungs {[*self.rungs]}, because new values are drawn after each rung "
                 "except the last. Use at least two rungs, or sampler sobol."
             )
-        if self.batch_sizes[0] < 2:
+        if self.new_draw_counts[0] < 2:
             raise ValueError(
                 f"{self.draws} draws can't be used with sampler tpe and {len(self.rungs)} rungs, because fewer than "
                 "two are in the first batch. Use more draws, or fewer rungs."
@@ -193,14 +193,14 @@ class Tune(Section):
         return self
 
     @property
-    def batch_sizes(self) -> tuple[int, ...]:
+    def new_draw_counts(self) -> tuple[int, ...]:
         """Number of new draws of each method in each rung."""
         return split_draws_into_batches(self.draws, self.rungs, self.sampler)
 
     @property
     def draw_counts(self) -> tuple[int, ...]:
         """Number of draws of each method in each rung."""
-        return count_draws_by_rung(self.batch_sizes)
+        return count_draws_by_rung(self.new_draw_counts)
 
     def select_ranges(self, label: str) -> dict[str, Range]:
         """Select the ranges that a method draws from. Those of all methods are the first, sorted by key."""
@@ -261,7 +261,7 @@ def split_draws_into_batches(draws: int, rungs: Sequence[int], sampler: Sampler)
     return draws - sum(later_sizes), *later_sizes
 
 
-def count_draws_by_rung(batch_sizes: Sequence[int]) -> tuple[int, ...]:
+def count_draws_by_rung(new_draw_counts: Sequence[int]) -> tuple[int, ...]:
     """Count the draws of a method in each rung, if all are different: those that continue, and new ones.
 
     Examples
@@ -271,7 +271,7 @@ def count_draws_by_rung(batch_sizes: Sequence[int]) -> tuple[int, ...]:
     >>> count_draws_by_rung((17, 7, 3))
     (17, 13, 8)
     """
-    return tuple(itertools.accumulate(batch_sizes, lambda count, new_draws: count_kept_draws(count) + new_draws))
+    return tuple(itertools.accumulate(new_draw_counts, lambda count, new_draws: count_kept_draws(count) + new_draws))
 
 
 def count_kept_draws(draws: int) -> int:

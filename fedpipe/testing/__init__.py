@@ -19,7 +19,7 @@ states.
 
 from fedpipe.testing.checks import CHECKS, check_algorithm, get_check_title
 from fedpipe.testing.comparisons import Check
-from fedpipe.testing.expected import Expected, Sizes, check_expected
+from fedpipe.testing.expected import Expected, Sizes, check_expectations
 from fedpipe.testing.trial import (
     CLASSES,
     MODELS,
@@ -42,7 +42,7 @@ __all__ = [
     "Trial",
     "assert_same",
     "check_algorithm",
-    "check_expected",
+    "check_expectations",
     "describe_difference",
     "get_check_title",
     "make_synthetic_clients",

@@ -48,7 +48,7 @@ from fedpipe.testing.comparisons import (
     explain_outlying_statistic,
     find_dependent_download,
     find_invalid_tensors,
-    find_wrong_sums,
+    find_measure_sum_mismatch,
     get_received_state,
     list_attributes,
     list_models,
@@ -59,7 +59,7 @@ from fedpipe.testing.comparisons import (
 )
 from fedpipe.testing.trial import Trial, describe_difference, make_synthetic_clients, make_trial
 
-#: Advice instead of that to type `fedpipe check`.
+#: Advice in checks. Elsewhere the advice is to type `fedpipe check`.
 RESULT_ADVICE = "Return the types and shapes that FedAvg's hooks return."
 DRAW_MESSAGE = (
     "its code draws random numbers from {}'s global generator, which does not depend on the study's seed. Use "
@@ -70,7 +70,7 @@ DRAW_MESSAGE = (
 def _make_check(find_violations: Callable[[Algorithm], Iterator[str]]) -> Check:
     """Make a check of a generator of messages. An error of the algorithm is one more message.
 
-    Every check watches the global random generators, because a cached function draws only in the first one.
+    Every check watches the global random generators, because a cached function draws only in the first check.
     """
 
     @functools.wraps(find_violations)
@@ -208,7 +208,7 @@ def check_measure_passes(algorithm: Algorithm) -> Iterator[str]:
     """The sums of a Measure pass add up over the batches of a client."""
     trial = make_trial(algorithm).run(1)
     with torch.no_grad():
-        if message := find_wrong_sums(trial):
+        if message := find_measure_sum_mismatch(trial):
             yield (
                 f"the sums of a Measure pass over two batches differ from those over all samples ({message}). Return "
                 "sums over the samples from `sums`, such as batch.sum(losses), and divide in `then`."

@@ -132,7 +132,7 @@ def find_dependent_download(trial: Trial) -> str | None:
     return None
 
 
-def find_wrong_sums(trial: Trial) -> str | None:
+def find_measure_sum_mismatch(trial: Trial) -> str | None:
     """Describe how the sums of a Measure pass over two halves differ from those over all samples, or return None."""
     client = int(np.argmax(trial.clients.sizes))  # the one whose halves have most samples
     algorithm = trial.algorithm.bind_round(trial.rounds + 1, trial.clients.seed)
@@ -253,7 +253,7 @@ def _is_in_range(value: Tensor, known_values: Sequence[Tensor]) -> bool:
 def list_remembered_values(algorithm: Algorithm) -> dict[str, Any]:
     """Values that an algorithm could change: its attributes, those of its classes, and globals of their modules."""
     values: dict[str, Any] = {}
-    for base in _list_classes(algorithm):
+    for base in _list_derived_classes(algorithm):
         values |= {f"{base.__name__}.{name}": value for name, value in vars(base).items() if not name.startswith("__")}
         module = sys.modules.get(base.__module__)
         module_values = (
@@ -267,7 +267,7 @@ def list_attributes(algorithm: Algorithm) -> dict[str, Any]:
     """Attributes of an algorithm and of its network, except cached properties."""
     attributes = {f"self.{name}": value for name, value in vars(algorithm).items() if name not in ("net", "federation")}
     attributes |= {f"self.net.{name}": value for name, value in vars(algorithm.net).items()}
-    for base in _list_classes(algorithm):
+    for base in _list_derived_classes(algorithm):
         for name, value in vars(base).items():
             if isinstance(value, functools.cached_property):
                 attributes.pop(f"self.{name}", None)
@@ -287,7 +287,7 @@ def record_round_copies(algorithm: Algorithm) -> list[tuple[Algorithm, dict[str,
     return copies
 
 
-def _list_classes(algorithm: Algorithm) -> list[type]:
+def _list_derived_classes(algorithm: Algorithm) -> list[type]:
     return [base for base in type(algorithm).__mro__ if base not in Algorithm.__mro__]
 
 

@@ -79,8 +79,8 @@ class Expected:
                 raise ValueError(f"exceptions: '{name}' is unknown. Use one of: {', '.join(EXPECTATIONS)}.")
 
 
-def check_expected(build: Build, expected: Expected, *selected_names: str) -> list[str]:
-    """Check expectations. Return one message per unmet expectation, and per exception that is met.
+def check_expectations(build: Build, expected: Expected, *selected_names: str) -> list[str]:
+    """Check expectations. Return a message for each unmet expectation, and for each needless exception.
 
     Parameters
     ----------
@@ -205,7 +205,7 @@ def find_class_name_mismatch(build: Build, expected: Expected) -> str | None:
 
 
 def find_traffic_mismatch(build: Build, expected: Expected) -> str | None:
-    """Bytes of a round equal the formula, in loop and stack."""
+    """Describe a difference between the bytes of a round and the formula, in loop or stack."""
     for (parameters, formula), width in itertools.product(expected.traffic, (None, 3)):
         trial = make_trial(build(**{**expected.parameters, **parameters}), width=width)
         down, up = formula(_count_sizes(trial))

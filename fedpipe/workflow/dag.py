@@ -73,7 +73,7 @@ class Dag:
 
     @property
     def plan(self) -> CombinedPlan:
-        """The plans with what `tune` has found until now, because Snakemake calls functions again after each rung."""
+        """The plans with the present results of `tune`. Snakemake calls functions again after each rung."""
         rung_files = [path for plan in self.planned.plans for path in plan.rung_files if path.is_file()]
         state = tuple((path, compute_stat_fingerprint(path)) for path in rung_files)
         if state not in self._cache:

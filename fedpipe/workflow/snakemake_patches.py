@@ -1,8 +1,8 @@
 """Every patch of Snakemake, with the defect that makes it necessary.
 
 Each patch replaces private parts of the Snakemake version that ``pyproject.toml`` pins. `_require_snakemake_attributes`
-reports an attribute that another version lacks, before any job starts. docs/upstream.md has reproductions of the first
-three, and the patches to send.
+reports an attribute that another version lacks, before any job starts. docs/upstream.md has reproductions of all except
+the records, and the patches to send.
 
 - Locks: at its end Snakemake deletes the complete folder of locks, so two snakemakes that run in one folder delete each
   other's locks (``FilePersistence._delete_locks``).

@@ -62,7 +62,9 @@ def test_algorithm_satisfies_check_of_hooks_and_grid_axes_cannot_use_its_metrics
 @pytest.mark.parametrize("expectation", expected.EXPECTATIONS)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_algorithm_meets_expectation(name, expectation):
-    assert testing.check_expected(functools.partial(build_algorithm, name), read_expectations(name), expectation) == []
+    assert (
+        testing.check_expectations(functools.partial(build_algorithm, name), read_expectations(name), expectation) == []
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if build_algorithm(name).needs_sgd])
@@ -97,22 +99,22 @@ def test_missing_expectations_file_fails_with_message():
         read_expectations("nowhere")
 
 
-def test_check_expected_reports_unmet_expectations():
+def test_check_expectations_reports_unmet_expectations():
     """Check FedAvg with wrong traffic, an unneeded exception, and unknown names."""
     model_traffic = [({}, lambda n: (n.all, n.all))]
     fedavg = functools.partial(build_algorithm, "fedavg")
     expectations = Expected(traffic=model_traffic, centralized={})
-    assert testing.check_expected(fedavg, expectations, "traffic") == []
+    assert testing.check_expectations(fedavg, expectations, "traffic") == []
     wrong_traffic = Expected(traffic=[({}, lambda n: (n.all, n.body))], centralized={})
-    (message,) = testing.check_expected(fedavg, wrong_traffic, "traffic")
+    (message,) = testing.check_expectations(fedavg, wrong_traffic, "traffic")
     assert message.startswith("traffic: (512, 512) bytes")
     assert "(512, 288)" in message
     wrong_exception = Expected(traffic=model_traffic, centralized={}, exceptions={"class_names": "for no reason"})
-    (message,) = testing.check_expected(fedavg, wrong_exception, "class_names")
+    (message,) = testing.check_expectations(fedavg, wrong_exception, "class_names")
     assert message.startswith("class_names: ")
     assert "for no reason" in message
     fedprox = functools.partial(build_algorithm, "fedprox")
-    (message,) = testing.check_expected(fedprox, expectations, "centralized")
+    (message,) = testing.check_expectations(fedprox, expectations, "centralized")
     assert message.startswith("centralized: a single client trains another model")
     with pytest.raises(ValueError, match=r"^exceptions: 'U3' .*: equal_uploads, centralized, no_learning"):
         Expected(traffic=model_traffic, centralized={}, exceptions={"U3": "for no reason"})

@@ -29,7 +29,7 @@ def test_overview_traffic_matches_expectations_of_algorithm(name: str, monkeypat
     body, head = (sum(model[part].numel() for part in names) for names in (net.body_names, net.head_names))
     features = model["head.weight"].shape[1]
     expected = formula(Sizes(body + head, body, head, overview.CLASSES, features))
-    exchange = overview.compute_exchanged_states(trial)[:2]
+    exchange = overview.compute_exchanged_and_kept_states(trial)[:2]
     counts = tuple(overview.count_tensor_elements(trial.algorithm.traffic(state)) for state in exchange)
     assert counts == expected, "without empty slots"
 

@@ -83,7 +83,7 @@ def test_other_cells_and_draws_of_pfps_lwc_match_stored_curves() -> None:
     ]
     assert f"FedPer has {in_table_4['fedper', 0]:.1f} (74.7) and FedAvg {in_table_4['fedavg', 0]:.1f} (61.0)" in text
     received, trained = (
-        read_curves("pfps_lwc/measured/table2", protocol)["participation=0.3, alpha=0.1"].at[20, ("fedbn", 0)]
+        read_curves("pfps_lwc/measured/table2", protocol)["participation=0.3, alpha=0.1"].loc[20]["fedbn", 0]
         for protocol in ("personal-on-local", "kept-on-local")
     )
     assert f"FedBN has {received:.1f} as received and {trained:.1f} right after local training (67.9)" in text
@@ -96,7 +96,8 @@ def test_other_cells_and_draws_of_pfps_lwc_match_stored_curves() -> None:
     low, high = differences.mean() - half_width, differences.mean() + half_width
     assert f"ahead by {differences.mean():.1f} points in the mean of the last rounds" in text
     assert f"interval from −{-low:.1f} to {high:.1f} (" in text
-    assert "ahead by {:.1f}, {:.1f} and {:.1f} |".format(*differences) in text
+    first, second, third = differences.tolist()
+    assert f"ahead by {first:.1f}, {second:.1f} and {third:.1f} |" in text
 
 
 def test_differences_of_pfps_lwc_match_stored_curves() -> None:

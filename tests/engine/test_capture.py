@@ -115,7 +115,7 @@ def count_pass_launches(trial, assert_same):
                 assert row.live.tolist() == [True, True, False]
             elif isinstance(pass_, Measure):
                 samples = trial.clients.train if pass_.on == "train" else trial.clients.validation_or_train
-                step = stack_run.make_sums_function(pass_)
+                step = stack_run.make_measure_function(pass_)
                 row = stack_run.make_evaluation_plan(samples, [3, 4] if pass_.is_augmented else None)[1].get_step_batch(
                     0
                 )

@@ -126,7 +126,7 @@ def test_tpe_samples_are_near_best_draws() -> None:
 
 def test_tpe_plan_has_first_batch_and_upper_bound_of_runs() -> None:
     sobol, plan = plan_study(sampler="sobol"), plan_study()
-    assert plan.tuning.batch_sizes == (8, 4, 2)
+    assert plan.tuning.new_draw_counts == (8, 4, 2)
     assert plan.tuning.searches == sobol.tuning.searches, "all methods share the values of the first batch"
     assert plan.search_digest != sobol.search_digest
     draws = [run for run in plan.add_search_results(has_draws=True).runs if run.path in plan.search_run_paths]

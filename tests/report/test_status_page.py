@@ -235,10 +235,10 @@ def test_configuration_mean_uses_begun_runs_only_if_none_is_complete() -> None:
     begun = [make_progress("running", 3, 0.25), make_progress("stopped", 30, 0.75), waiting]
     configuration = status_page.Configuration("FedAvg", begun, "global-on-global")
     assert configuration.format_last_accuracy("global-on-global") == "50.00 ± 35.36"
-    assert configuration.counted_round_range == "3–30"
+    assert configuration.summarized_round_range == "3–30"
     configuration = status_page.Configuration("FedAvg", [*begun, make_progress("done", 40, 0.9)], "global-on-global")
     assert configuration.format_last_accuracy("global-on-global") == "90.00"
-    assert configuration.counted_round_range == "40"
+    assert configuration.summarized_round_range == "40"
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_draw_counts_keep_best_third_per_rung() -> None:
 def test_tpe_batches_have_similar_numbers_of_rounds() -> None:
     """Batches of 16, 7 and 4 draws train 16, 14 and 12 rounds. A third of 16 draws continues, then a third of 6 + 7."""
     tune = Tune.model_validate(TUNE | {"draws": 27, "rungs": [1, 2, 3], "sampler": "tpe"})
-    assert tune.batch_sizes == (16, 7, 4)
+    assert tune.new_draw_counts == (16, 7, 4)
     assert tune.draw_counts == (16, 6 + 7, 5 + 4)
 
 

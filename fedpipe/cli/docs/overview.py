@@ -54,7 +54,7 @@ def read_methods_of_other_libraries() -> dict[str, Any]:
 def render_method_row(name: str, other_libraries: dict[str, Any]) -> str:
     """Render the row of a method."""
     trial = make_overview_trial(name)
-    download, upload, kept = compute_exchanged_states(trial)
+    download, upload, kept = compute_exchanged_and_kept_states(trial)
     size = count_tensor_elements(trial.initial_model(0))
     down, up, stored = (format_ratio(count_tensor_elements(state) / size) for state in (download, upload, kept))
     parts = f"{stored} ({', '.join(kept)})" if kept else "–"
@@ -76,7 +76,7 @@ def make_overview_trial(name: str, batch_norm: bool = True, **parameters: Any) -
     return make_trial(algorithm, lambda: model.build(SHAPE, CLASSES), clients, local_epochs=1, batch_size=CLASSES)
 
 
-def compute_exchanged_states(trial: Trial) -> tuple[State, State, State]:
+def compute_exchanged_and_kept_states(trial: Trial) -> tuple[State, State, State]:
     """What a client receives, uploads and stores in a round of one step in each pass."""
     common, per_client = trial.send([0])
     outcome = trial.train([0])[0]

@@ -102,13 +102,13 @@ def compute_shared_code_digest() -> str:
 def digest_shared_code() -> Digest:
     """Digest of everything that the entry points of jobs reach and that components import, except for components."""
     return _digest_code_of_names(
-        [*SHARED_ENTRY_POINTS, *_list_shared_imports()],
+        [*SHARED_ENTRY_POINTS, *_list_imports_of_shared_code()],
         lambda module: is_shared_module(module) and module not in MODULES_WITHOUT_NUMBERS,
     )
 
 
-def _list_shared_imports() -> Iterator[tuple[str, str]]:
-    """Names that components import from the rest of fedpipe, which component digests do not follow."""
+def _list_imports_of_shared_code() -> Iterator[tuple[str, str]]:
+    """List the names that components import from shared code. Digests of components do not follow them."""
     for package in COMPONENT_PACKAGES:
         folder = find_source_file(package)
         for path in sorted(folder.parent.rglob("*.py")) if folder else ():
@@ -208,7 +208,7 @@ class _DependencyWalk:
             self.files[source.path] = source.sha256
         if source.source:
             self.texts[module] = source.sha256
-        # Keys cover what an import inside a function may execute, shared code only what is executed.
+        # A key covers all imports inside functions. The digest of shared code covers only those on import.
         for target in source.list_imported_names(on_import=is_shared_module(module)) + source.star_imports:
             self._visit_imported_module(target)
         for number, statement in enumerate(source.effect_statements):

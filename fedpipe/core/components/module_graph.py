@@ -134,7 +134,7 @@ def _parse_module_cached(module: str, path: Path | None, file_stat: tuple[int, .
 
 @functools.cache
 def is_first_party_module(name: str) -> bool:
-    """Whether it is a module of fedpipe or of the user. Installed packages are not searched, which may import them."""
+    """Whether a module is of fedpipe or the user. Installed packages are not searched, because that may import them."""
     if is_external_package(name.partition(".")[0]):
         return False
     try:

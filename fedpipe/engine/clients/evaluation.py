@@ -1,7 +1,7 @@
 """Evaluation by protocol: the models, test sets and rounds.
 
 A row of the metrics is one model on one test set in one round. Client -1 is a model of the server on the global test
-set. A method may have further models of the server evaluated, in addition to the study's protocols.
+set. A method can add models of the server, which are evaluated in addition to the study's protocols.
 
 If the personal model of all clients is the global model, as with FedAvg, its logits are computed once for all
 protocols.
@@ -85,7 +85,7 @@ def get_test_sets(settings: Evaluation, model: str) -> list[TestSet]:
 
 
 def get_test_sets_after_training(settings: Evaluation, is_evaluated: bool) -> dict[str, list[TestSet]]:
-    """Get the test sets by model for a round's participants after training."""
+    """Get the test sets of each model of a participant after training, by the model's name."""
     tests_by_model = {
         "trained": get_test_sets(settings, "trained") if is_evaluated else [],
         "kept": get_test_sets(settings, "kept"),
@@ -168,7 +168,7 @@ def make_kept_model_table(
     return pa.Table.from_pylist([row | {"round": round_number} for row in rows], get_metrics_schema(settings))
 
 
-def make_matrices_table(
+def make_class_matrices_table(
     round_number: int, source: Literal["measured", "exchanged"], matrices_by_client: Mapping[int, Mapping[str, Tensor]]
 ) -> pa.Table:
     """Make rows of matrices (C, C): one per client (-1: server), matrix and class, with one column per class.
@@ -245,7 +245,8 @@ def evaluate_round(
             tables.append(make_metrics_table(settings, round_number, model, {-1: extra_scorer.score_server()}))
     metrics = pa.concat_tables(tables) if tables else get_metrics_schema(settings).empty_table()
     return EvaluationResult(
-        metrics, make_matrices_table(round_number, "measured", {-1: matrices_by_name}) if matrices_by_name else None
+        metrics,
+        make_class_matrices_table(round_number, "measured", {-1: matrices_by_name}) if matrices_by_name else None,
     )
 
 
@@ -300,7 +301,7 @@ def has_common_model(
 class ModelScorer:
     """Scores a model of the server after a round. The logits of a set of samples are computed once.
 
-    With ``has_batch_statistics`` they depend on the other samples, so they are computed for each client's samples.
+    With ``has_batch_statistics``, logits depend on the rest of the batch, so each client's are computed separately.
     """
 
     def __init__(
@@ -321,7 +322,7 @@ class ModelScorer:
         return self._executor.compute_logits(self.model, self._clients.global_test, self._round)
 
     def _compute_logits(self, indices: Integers) -> tuple[Integers, Tensor]:
-        """Logits of samples in ascending order, maybe among others: their indices and logits."""
+        """Compute logits of samples. Return ascending indices, which may include more samples, and their logits."""
         global_test = self._clients.global_test
         can_use_subset = not self._has_batch_statistics or len(indices) in (0, len(global_test))
         if can_use_subset and np.isin(indices, global_test).all():  # not if clients have noise in their test samples
@@ -329,7 +330,7 @@ class ModelScorer:
         return indices, self._executor.compute_logits(self.model, indices, self._round)
 
     def compute_soft_labels(self) -> Tensor:
-        """The SL matrix on the global test set, shape (C, C)."""
+        """Compute the SL matrix: mean softmax output of each class on the global test set, shape (C, C)."""
         labels = self._clients.get_labels(self._clients.global_test)
         classes = one_hot(labels, self._clients.classes, self._global_logits.dtype)
         return classes.T @ self._global_logits.softmax(-1) / classes.sum(0).clamp(min=1).unsqueeze(1)

@@ -74,7 +74,7 @@ class Outcome(NamedTuple):
     upload: State  #: empty unless trained
     kept_state: State  #: empty unless trained
     scores: dict[TestSet, Score]
-    seconds: float = 0.0  #: seconds of its passes. A client of a stack has a fraction of the stack's
+    seconds: float = 0.0  #: seconds of its passes. In a stack, an equal part of its seconds
 
 
 @dataclass(frozen=True)

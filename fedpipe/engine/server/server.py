@@ -21,7 +21,7 @@ M, V = "server/m", "server/v"  #: parts of the server's state: moments of its op
 
 @contextmanager
 def call_server_hooks(algorithm: Algorithm, server: State) -> Iterator[None]:
-    """Within the block, new tensors are on the server's device without gradients, and errors in user code explained."""
+    """Within the block, new tensors are on the server's device, have no gradients, and user errors are explained."""
     with torch.no_grad(), create_tensors_on_device_of(server), explain_user_errors(algorithm):
         yield
 

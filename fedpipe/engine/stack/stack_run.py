@@ -106,7 +106,7 @@ class StackRun:
                 return vmap(functools.partial(contract.call_pass_function, self._algorithm, pass_.then))(state)
 
     def _collect_client_values(self, get_value: Callable[[int], Any], default: Any) -> list[Any]:
-        """Map a function over the rows. ``default`` for clients of another job."""
+        """Map a function over the rows. Clients of another job get ``default``."""
         return [default if client is None else get_value(client) for client in self._row_clients]
 
     # -- training ----------------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ class StackRun:
         return BatchPlan.from_table(plan, has_noise, clients.dtype, clients.device)
 
     def _draw_epoch(self, training: Train, client: int | None, epoch: int) -> tuple[Integers, int]:
-        """Draw the order of a client's samples in an epoch, and its noise key. Nothing for a client of another job."""
+        """Draw the order of a client's samples in an epoch, and its noise key. Other jobs' clients have no samples."""
         if client is None:
             return NO_SAMPLES, 0
         random_context = self._round, training.stream, epoch
@@ -236,28 +236,28 @@ class StackRun:
             if value is not narrow_state.get(name)
         }
 
-    # -- measuring ---------------------------------------------------------------------------------------------------
+    # -- measuring -----------------------------------------------------------------------------------------------------
 
-    def _run_measure_pass(self, measuring: Measure, state: State) -> State:
+    def _run_measure_pass(self, measure_pass: Measure, state: State) -> State:
         def update_client(client: State, sums: dict[str, Tensor]) -> State:
             with activate_eval_mode(self._algorithm, client):
-                return contract.call_pass_function(self._algorithm, measuring.then, client, sums)
+                return contract.call_pass_function(self._algorithm, measure_pass.then, client, sums)
 
-        samples = self._clients.train if measuring.on == "train" else self._clients.validation_or_train
+        samples = self._clients.train if measure_pass.on == "train" else self._clients.validation_or_train
         noise_keys = self._collect_client_values(
             lambda client: self._clients.get_noise_key(client, self._round, "measure", 0), 0
         )
         sums = self._sum_over_samples(
-            self.make_sums_function(measuring), state, samples, noise_keys if measuring.is_augmented else None
+            self.make_measure_function(measure_pass), state, samples, noise_keys if measure_pass.is_augmented else None
         )
         return vmap(update_client)(state, sums)
 
-    def make_sums_function(self, measuring: Measure) -> Terms:
-        """Make the function of a pass's sums over the samples of a step."""
+    def make_measure_function(self, measure_pass: Measure) -> Terms:
+        """Make the function that computes the sums of a Measure pass over the samples of a step."""
 
         def compute_client_sums(client: State, *batch: Tensor) -> dict[str, Tensor]:
             with activate_eval_mode(self._algorithm, client, mask=batch[2]):
-                return contract.compute_measure_pass_sums(self._algorithm, measuring, client, Batch(*batch))
+                return contract.compute_measure_pass_sums(self._algorithm, measure_pass, client, Batch(*batch))
 
         return lambda state, stack_batch: vmap(compute_client_sums)(state, *_gather_batch(self._clients, stack_batch))
 

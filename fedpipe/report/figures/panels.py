@@ -281,7 +281,7 @@ def _split_frame_by_panel(frame: pd.DataFrame) -> list[tuple[tuple[str, str], pd
 
 
 def _choose_line_styles(frame: pd.DataFrame, emphasis: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The style of each line: in color those of ``emphasis``, then the highest at the end. Others are gray.
+    """Choose the style of each line. Lines of ``emphasis`` and then the highest last values have colors.
 
     A line of ``emphasis`` has the same color in all figures. So has each other line next to it, if figures have the
     same lines.
@@ -323,7 +323,7 @@ def _compute_zero_position(ticks: Sequence[float]) -> float:
 
 
 def _choose_axis_ticks(values: Sequence[float], min_gap: float, columns: int) -> list[float]:
-    """The values, from the last one down, whose labels fit, and that are this fraction of their span or more apart."""
+    """Choose values from the last one down, so that labels fit and gaps are at least this fraction of the span."""
     character_width = columns / PAGE.characters_per_line
     chosen_values = [values[-1]]
     for value in values[-2::-1]:
@@ -335,7 +335,7 @@ def _choose_axis_ticks(values: Sequence[float], min_gap: float, columns: int) ->
 
 
 def _share_vertical_axes(axes: Sequence[Axes], keys: Sequence[tuple[str, str]], columns: int) -> None:
-    """Give panels with the same measure and data set the same limits, and only the first of a row numbers."""
+    """Give panels with the same measure and data set the same limits. Number only the first axis of a row."""
     for key in dict.fromkeys(keys):
         group_axes = [ax for ax, ax_key in zip(axes, keys, strict=True) if ax_key == key]
         low, high = min(ax.get_ylim()[0] for ax in group_axes), max(ax.get_ylim()[1] for ax in group_axes)
