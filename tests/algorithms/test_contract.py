@@ -89,7 +89,7 @@ def test_weighting_is_ignored_only_by_methods_of_its_description(model):
         if testing.describe_difference(*states) is None:
             ignoring.add(name)
     description = Federation.model_fields["weighting"].description
-    assert "fedas (without BatchNorm)" in description
+    assert "fedas (except on BatchNorm)" in description
     named = {name for name in ALGORITHMS if re.search(rf"\b{name}\b", description)}
     assert ignoring == (named - {"fedas"} if model == "norm" else named)
 
