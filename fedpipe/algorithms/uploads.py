@@ -42,8 +42,8 @@ class Uploads(Sequence[tuple[int, float, State]]):
     def with_weights(self, weights: Sequence[float]) -> Uploads:
         """The same uploads with other weights, one per client, which are divided by their sum.
 
-        BatchNorm's running statistics get these weights, too, except in parts that you
-        average later with other weights.
+        BatchNorm's running statistics get these weights, too, except in parts that you average later with other
+        weights.
         """
         uploads = self._effective_uploads[None] = self._derive_uploads(self.ids, weights, self.states)
         return uploads

@@ -179,6 +179,8 @@ def _get_cell_affixes(row: dict[Any, Any]) -> tuple[str, str]:
 
 def _find_table_cell_name(cell: str, table_cells: dict[str, dict[Any, Any]]) -> str:
     """Find the table's name of a cell, if its grid values are in another order than in the table."""
+    if cell in table_cells:
+        return cell
     for name, row in table_cells.items():
         prefix, suffix = _get_cell_affixes(row)
         if cell.startswith(f"{prefix}.") and cell.endswith(suffix):
