@@ -84,9 +84,9 @@ def measure(settings: dict[str, Any], workers: int) -> Plan:
 def build_rows(plan: Plan) -> list[dict[str, Any]]:
     """One row per algorithm: accuracies in percent by its protocol, and the gain over FedAvg in the same protocol."""
     data = StudyData(plan)
-    frame = results.compute_reported_accuracies(data.accuracies)
+    frame = results.compute_reported_scores(data.scores, "last", last_k=1)
     frame = frame[frame["average"] == "sample"]
-    accuracies = 100 * frame.set_index(["algorithm", "partition.alpha", "protocol", "seed"])["accuracy"].sort_index()
+    accuracies = 100 * frame.set_index(["algorithm", "partition.alpha", "protocol", "seed"])["score"].sort_index()
     times = data.total_times
     seconds = (
         pd.Series(times[list(results.TIMED_PHASES)].sum(axis=1).to_numpy(), times["algorithm"]).groupby(level=0).mean()

@@ -115,11 +115,9 @@ def _iterate_values(run_store: RunStore, plan: NewPlan, cell: Cell) -> Iterator[
 
 def _format_accuracy(run: StoredRun, protocol: str, plan: NewPlan) -> str:
     """Format the reported accuracy in percent. Empty if the method has no such model."""
-    frame = run.accuracies_by_round.assign(average=plan.report.average)
-    frame = results.compute_reported_accuracies(
-        frame[frame["protocol"] == protocol], plan.report.round, plan.report.last_k
-    )
-    texts = [f"{100 * accuracy:.2f}{' (diverged)' if run.is_diverged else ''}" for accuracy in frame["accuracy"]]
+    scores = run.accuracies_by_round.query("protocol == @protocol").rename(columns={"accuracy": "score"})
+    frame = results.compute_reported_scores(scores.assign(metric="accuracy"), plan.report.round, plan.report.last_k)
+    texts = [f"{100 * score:.2f}{' (diverged)' if run.is_diverged else ''}" for score in frame["score"]]
     return texts[0] if texts else ""
 
 

@@ -87,11 +87,11 @@ def _read_revision(name: str, report: Report | None) -> Revision:
     plan = _read_revision_plan(name)
     plan.require_finished_search()
     report_settings = report or plan.report
-    accuracy_frame = StudyData(plan).accuracies
-    frame = results.select_rows_of_standard_protocols(
-        plan, results.compute_reported_accuracies(accuracy_frame, report_settings.round, report_settings.last_k)
+    reported_scores = results.compute_reported_scores(
+        StudyData(plan).scores, report_settings.round, report_settings.last_k
     )
-    frame = frame[frame["average"] == report_settings.average]
+    frame = results.select_rows_of_standard_protocols(plan, reported_scores)
+    frame = frame[(frame["metric"] == "accuracy") & (frame["average"] == report_settings.average)]
     cells_by_row: dict[Row, list[Cell]] = {}
     for cell in results.sort_cells(plan):
         row = cell.algorithm, results.describe_grid_point(results.format_grid_point(plan, cell))
@@ -100,7 +100,7 @@ def _read_revision(name: str, report: Report | None) -> Revision:
     for line in frame.to_dict("records"):
         row_key = str(line["algorithm"]), results.describe_grid_point({name: line[name] for name in plan.grid})
         by_seed = accuracies.setdefault((row_key, line["protocol"]), {})
-        by_seed[line["seed"]] = 100 * line["accuracy"]
+        by_seed[line["seed"]] = 100 * line["score"]
     return Revision(
         name,
         plan,

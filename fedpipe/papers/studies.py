@@ -114,8 +114,9 @@ class PaperStudy:
     @cached_property
     def _measured_percentages_by_run(self) -> dict[Any, float]:
         report = self.plan.report
-        frame = results.compute_reported_accuracies(self.accuracies, report.round, report.last_k)
-        return dict(100 * frame.set_index(["run", "protocol"])["accuracy"])
+        scores = self.accuracies.rename(columns={"accuracy": "score"}).assign(metric="accuracy")
+        frame = results.compute_reported_scores(scores, report.round, report.last_k)
+        return dict(100 * frame.set_index(["run", "protocol"])["score"])
 
     def get_accuracy(self, cell: Cell) -> float | None:
         """The accuracy in percent that the study's table shows of a cell. None if the method has no such model."""

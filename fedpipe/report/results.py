@@ -136,29 +136,18 @@ def select_rows_of_standard_protocols(plan: Plan, frame: pd.DataFrame) -> pd.Dat
     return selected_rows
 
 
-def compute_reported_accuracies(frame: pd.DataFrame, round: ReportedRound = "last", last_k: int = 5) -> pd.DataFrame:
-    """Compute the reported accuracy of each run, protocol and average.
+def compute_reported_scores(frame: pd.DataFrame, round: ReportedRound, last_k: int) -> pd.DataFrame:
+    """Compute the reported score of each run, metric, protocol and average.
 
     Parameters
     ----------
     frame
-        Frame like :attr:`fedpipe.report.data.StudyData.accuracies`.
+        Frame like :attr:`fedpipe.report.data.StudyData.scores`.
     round
-        ``last``: last evaluated round. ``best``: highest of all rounds. ``mean-last``: mean of the last ``last_k``
-        evaluated rounds.
+        ``last``: last evaluated round. ``best``: best score of all rounds, which is the lowest one if a lower score is
+        better. ``mean-last``: mean of the last ``last_k`` evaluated rounds.
     last_k
         Number of rounds in the mean.
-    """
-    scores = frame.rename(columns={"accuracy": "score"}).assign(metric="accuracy")
-    reported_scores = compute_reported_scores(scores, round, last_k)
-    return reported_scores.drop(columns="metric").rename(columns={"score": "accuracy"})
-
-
-def compute_reported_scores(frame: pd.DataFrame, round: ReportedRound, last_k: int) -> pd.DataFrame:
-    """Compute the reported score of each run, metric, protocol and average.
-
-    The parameters are those of :func:`compute_reported_accuracies`, for a frame like
-    :attr:`fedpipe.report.data.StudyData.scores`. The best round has the lowest score if a lower one is better.
     """
     keys = [name for name in frame.columns if name not in {"round", "score"}]
     signed_scores = frame.assign(score=_get_score_signs(frame) * frame["score"])

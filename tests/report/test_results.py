@@ -54,14 +54,15 @@ def test_worst_tenth_of_20_clients_averages_two_clients(make):
 
 @pytest.mark.parametrize(("round", "expected"), [("last", [0.6, 0.8]), ("best", [0.8, 0.8]), ("mean-last", [0.7, 0.6])])
 def test_reported_accuracies_use_chosen_round(two, round, expected):
-    frame = results.compute_reported_accuracies(StudyData(two.plan).accuracies, round, last_k=2)
-    assert select_accuracies(frame, protocol="global-on-global", average="sample") == pytest.approx(expected, abs=1e-15)
+    frame = results.compute_reported_scores(StudyData(two.plan).scores, round, last_k=2)
+    selected = frame.query("protocol == 'global-on-global' and average == 'sample'")
+    assert selected["score"].tolist() == pytest.approx(expected, abs=1e-15)
 
 
 def test_mean_last_averages_all_rounds_if_last_k_is_larger(two):
-    frame = results.compute_reported_accuracies(StudyData(two.plan).accuracies, "mean-last", last_k=9)
-    columns = {"algorithm": "fedavg", "protocol": "global-on-global", "average": "sample"}
-    assert select_accuracies(frame, **columns) == pytest.approx([1.6 / 3, 0.5], abs=1e-15)
+    frame = results.compute_reported_scores(StudyData(two.plan).scores, "mean-last", last_k=9)
+    selected = frame.query("algorithm == 'fedavg' and protocol == 'global-on-global' and average == 'sample'")
+    assert selected["score"].tolist() == pytest.approx([1.6 / 3, 0.5], abs=1e-15)
 
 
 def test_traffic_is_averaged_and_time_is_summed_over_rounds(two):
