@@ -16,7 +16,7 @@ from all_methods import replace_tables
 
 from fedpipe.analysis.load import load
 from fedpipe.planning.rungs import TUNED, TUNING, UNTUNED
-from fedpipe.report.words import DASH
+from fedpipe.report.words import DASH, format_mean
 
 ROOT = Path(__file__).parents[1]
 STUDY = ROOT / "studies/tuned.yaml"
@@ -77,7 +77,7 @@ def render_accuracies(numbers: pd.DataFrame) -> str:
         cells = [methods[name]]
         for tuning in (UNTUNED, TUNED):
             mean, deviation = by_row.loc[(name, tuning)]
-            cells += [f"{mean:.2f} ± {deviation:.2f}", str(ranks.loc[name, tuning])]
+            cells += [format_mean(mean, deviation), str(ranks.loc[name, tuning])]
         cells.append(f"{means.loc[name, TUNED] - means.loc[name, UNTUNED]:+.2f}".replace("-", "−"))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

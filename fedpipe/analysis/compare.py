@@ -22,7 +22,7 @@ from fedpipe.report import results, table_parts
 from fedpipe.report.contents import select_reported_plan_fields
 from fedpipe.report.data import StudyData
 from fedpipe.report.statistics import PAIRED_EXPLANATION, compute_paired_difference
-from fedpipe.report.words import DASH, explain_metrics, format_metric_label
+from fedpipe.report.words import DASH, explain_metrics, format_mean, format_metric_label
 from fedpipe.settings.report import Report
 
 WORKSPACE = "workspace"  #: DVC's name for the current files
@@ -287,9 +287,7 @@ def _get_algorithm_titles(revisions: Sequence[Revision]) -> dict[str, str]:
 
 
 def _format_mean(accuracies: pd.Series[float] | None) -> str:
-    if accuracies is None:
-        return DASH
-    return f"{accuracies.mean():.2f}" + (f" ± {accuracies.std():.2f}" if len(accuracies) > 1 else "")
+    return DASH if accuracies is None else format_mean(accuracies.mean(), accuracies.std())
 
 
 def _format_difference(baseline_accuracies: pd.Series[float] | None, other_accuracies: pd.Series[float] | None) -> str:

@@ -27,7 +27,7 @@ from fedpipe.planning.plan import Plan
 from fedpipe.report import contents, status, web_pages
 from fedpipe.report.status import RUN_STATES, RunProgress, RunState
 from fedpipe.report.status_table import format_accuracy
-from fedpipe.report.words import format_duration, format_metric_label
+from fedpipe.report.words import format_duration, format_mean, format_metric_label
 
 COLOR_COUNT = 10  #: configurations with a color, the best ones if there are more
 OPEN_ROWS = 60  #: rows of a table that is open at first
@@ -96,8 +96,8 @@ class Configuration:
     def format_last_accuracy(self, protocol: str) -> str:
         """Format the mean and the standard deviation (over n - 1) of the last accuracies in percent."""
         accuracies = [100 * accuracy for accuracy in self.compute_last_accuracies(protocol)]
-        deviation = f" ± {statistics.stdev(accuracies):.2f}" if len(accuracies) > 1 else ""
-        return f"{statistics.fmean(accuracies):.2f}{deviation}" if accuracies else ""
+        deviation = statistics.stdev(accuracies) if len(accuracies) > 1 else math.nan
+        return format_mean(statistics.fmean(accuracies), deviation) if accuracies else ""
 
     @property
     def summarized_round_range(self) -> str:

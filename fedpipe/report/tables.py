@@ -32,6 +32,7 @@ from fedpipe.report.words import (
     METRICS,
     explain_metrics,
     format_bytes,
+    format_mean,
     format_metric_label,
     format_number,
     get_reported_column_header,
@@ -173,11 +174,8 @@ def encode_table_csv(frame: pd.DataFrame, format_value: Callable[[str], str] = e
 
 
 def format_score(cell: Mapping[Hashable, Any]) -> str:
-    """Format mean and deviation of a row, or a dash. A model whose outputs are not finite has an infinite NLL."""
-    if not cell["seeds"]:
-        return DASH
-    has_deviation = cell["seeds"] > 1 and math.isfinite(cell["mean"])
-    return format_number(cell["mean"]) + (f" ± {format_number(cell['std'])}" if has_deviation else "")
+    """Format mean and deviation of a row, or a dash. An infinite NLL has no deviation."""
+    return format_mean(cell["mean"], cell["std"]) if cell["seeds"] else DASH
 
 
 def _format_reported_scores(plan: Plan, cells: list[dict[Hashable, Any]]) -> dict[str, str]:
@@ -285,11 +283,9 @@ def _format_statistic_cell(plan: Plan, row: dict[Hashable, Any] | None) -> str:
     name, mean, std, seeds = (row[key] for key in ("statistic", "mean", "std", "seeds"))
     if name == "difference":
         text = statistics.PairedDifference(mean, std, row["half_width"], seeds).formatted_difference
-    elif name == "bytes_to_target":
-        text = format_bytes(mean) + (f" ± {format_bytes(std)}" if seeds > 1 else "")
     else:
-        digits = 1 if name == "rounds_to_target" else 2
-        text = f"{mean:.{digits}f}" + (f" ± {std:.{digits}f}" if seeds > 1 else "")
+        formats = {"bytes_to_target": format_bytes, "rounds_to_target": "{:.1f}".format}
+        text = format_mean(mean, std, formats.get(name, format_number))
     can_lack_seeds = name in statistics.TARGET_COLUMNS or (name == "difference" and seeds > 1)
     is_lacking_seeds = can_lack_seeds and seeds < len(plan.seeds)
     return f"{text.rstrip()} ({seeds} of {len(plan.seeds)} seeds)" if is_lacking_seeds else text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from fedpipe.settings.base import NEW_CLIENTS_PREFIX, Metric
@@ -121,6 +121,11 @@ def format_number(value: float, sign: str = "") -> str:
     if math.isinf(value):
         return f"{value:{sign}}".replace("inf", "∞")
     return f"{value:{sign}.2f}" if abs(value) < SCIENTIFIC else f"{value:{sign}.2e}"
+
+
+def format_mean(mean: float, std: float, format_value: Callable[[float], str] = format_number) -> str:
+    """Format a mean and its standard deviation, such as ``50.00 ± 35.36``. It is NaN for one value."""
+    return format_value(mean) + ("" if math.isnan(std) else f" ± {format_value(std)}")
 
 
 def format_duration(seconds: float) -> str:
