@@ -240,7 +240,11 @@ class StudyProgress:
         return (min(accuracies), max(accuracies)) if accuracies else (0.0, 100.0)
 
     def _make_chart(self, protocol: str) -> Chart:
-        ticks = choose_axis_ticks(*self._get_accuracy_range([protocol] * len(self.runs)))
+        from matplotlib.ticker import MaxNLocator  # here, because a terminal's progress needs no matplotlib
+
+        locator = MaxNLocator(5, steps=[1, 2, 5, 10])
+        low, high = self._get_accuracy_range([protocol] * len(self.runs))
+        ticks = locator.tick_values(low, max(high, low + 1))
         low, high = ticks[0], ticks[-1]
         rounds = max(run.total for run in self.runs)
         lines = [
@@ -250,7 +254,7 @@ class StudyProgress:
             if (points := _format_polyline_points(run, protocol, rounds, low, high, CHART_SIZE, CURVE_POINTS))
         ]
         width, height = CHART_SIZE
-        round_ticks = sorted({1, *(round(tick) for tick in choose_axis_ticks(0, rounds) if 1 <= tick <= rounds)})
+        round_ticks = sorted({1, *(round(tick) for tick in locator.tick_values(0, rounds) if 1 <= tick <= rounds)})
         return Chart(
             protocol,
             lines,
@@ -320,21 +324,6 @@ def _read_plans(params: Path, preset: str) -> tuple[list[Plan], list[Path]]:
     if not plans:
         raise ArtifactError(f"--params: no study in {params} has a plan. Type `fedpipe plan --params {params}` first.")
     return plans, [study for study, plan_path in plan_paths.items() if not plan_path.is_file()]
-
-
-def choose_axis_ticks(low: float, high: float, intervals: int = 5) -> list[float]:
-    """Choose round values at equal distances that enclose a range, which is widened to at least 1.
-
-    Examples
-    --------
-    >>> choose_axis_ticks(11.3, 96.9)
-    [0, 20, 40, 60, 80, 100]
-    """
-    distance = max(high - low, 1.0) / intervals
-    magnitude = 10 ** math.floor(math.log10(distance))
-    step = next(factor * magnitude for factor in (1, 2, 5, 10) if factor * magnitude >= distance * 0.999)
-    first, last = math.floor(low / step), math.ceil(high / step)
-    return [round(number * step, 9) for number in range(first, max(last, first + 1) + 1)]
 
 
 def _format_polyline_points(

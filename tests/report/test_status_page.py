@@ -239,14 +239,3 @@ def test_configuration_mean_uses_begun_runs_only_if_none_is_complete() -> None:
     configuration = status_page.Configuration("FedAvg", [*begun, make_progress("done", 40, 0.9)], "global-on-global")
     assert configuration.format_last_accuracy("global-on-global") == "90.00"
     assert configuration.summarized_round_range == "40"
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "ticks"),
-    [(11.3, 96.9, [0, 20, 40, 60, 80, 100]), (90.2, 93.1, [90, 91, 92, 93, 94]), (50.0, 50.0, None), (1, 1, None)],
-)
-def test_axis_ticks_enclose_values(low: float, high: float, ticks: list[float] | None) -> None:
-    chosen = status_page.choose_axis_ticks(low, high)
-    assert chosen[0] <= low <= high <= chosen[-1]
-    assert 2 <= len(set(chosen)) == len(chosen) <= 12
-    assert ticks in (None, chosen)
