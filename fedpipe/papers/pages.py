@@ -1,12 +1,11 @@
 """The papers' tables and figures as web pages: one per paper, and an index.
 
-A page contains its style and its figures, runs no script and requests nothing. All text is escaped. Figures are images,
-in which a browser runs no script either.
+A page contains its style, runs no script and requests nothing except its figures in the folder next to it. All text is
+escaped. Figures are images, in which a browser runs no script either.
 """
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import math
 from collections import Counter
@@ -124,7 +123,7 @@ def _build_template_environment() -> jinja2.Environment:
         Path(__file__).parent,
         "page.css",
         *(check_main_claim, comparison.compute_claim_checks, get_compared_cells, summarize_tables),
-        *(format_contrast, format_number, get_cell_anchor, get_figure_path, make_svg_data_uri, make_url_slug),
+        *(format_contrast, format_number, get_cell_anchor, get_figure_path, make_url_slug),
         papers=layouts.load_papers(),
         DASH=DASH,
         HERE=HERE,
@@ -207,11 +206,6 @@ def format_contrast(contrast: Contrast | None) -> str:
     low, high = contrast.low, contrast.high
     interval = "" if low is None or high is None else f" [{low:+.2f}, {high:+.2f}]"
     return f"{contrast.difference:+.2f}{interval}".replace("-", "−")
-
-
-def make_svg_data_uri(svg: str) -> str:
-    """An SVG as the address of an image."""
-    return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
 
 
 def get_cell_anchor(cell_id: CellId) -> str:

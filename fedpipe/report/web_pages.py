@@ -1,4 +1,4 @@
-"""Templates of web pages that consist of one file."""
+"""Templates of web pages that contain their style."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages of the papers are complete, self-contained, safe and reproducible, also in a browser."""
+"""Pages of the papers are complete, safe and reproducible, also in a browser."""
 
 import html
 import html.parser
@@ -43,6 +43,11 @@ class ParsedPage(html.parser.HTMLParser):
 
     def get_values(self, name):
         return [attributes[name] for _, attributes in self.elements if name in attributes]
+
+
+def list_figures(folder, name):
+    """List the paths of the SVG files of a page, as the page links them."""
+    return {str(path.relative_to(folder)) for path in folder.glob(f"figures/{name}-*.svg")}
 
 
 def plot_figure():
@@ -102,7 +107,7 @@ def test_page_ids_are_unique_and_links_have_targets(folder, parsed_pages):
             assert not target or target in ids[target_page], link
 
 
-def test_pages_are_self_contained_without_scripts(folder):
+def test_pages_request_only_their_figures_and_run_no_scripts(folder):
     for name in PAGES:
         text = (folder / f"{name}.html").read_text()
         page = ParsedPage(text)
@@ -111,7 +116,7 @@ def test_pages_are_self_contained_without_scripts(folder):
         }
         assert not [attribute for _, outputs in page.elements for attribute in outputs if attribute.startswith("on")]
         assert not re.findall(r"https?://[^\s\"'<)]+", text)
-        assert all(source.startswith("data:image/svg+xml;base64,") for source in page.get_values("src"))
+        assert {*page.get_values("src")} == list_figures(folder, name)
         assert "@import" not in text
 
 
@@ -252,7 +257,7 @@ def test_pages_escape_hostile_texts(hostile_pages):
     for name in PAGES:
         page = ParsedPage((hostile_pages / f"{name}.html").read_text())
         assert "script" not in {tag for tag, _ in page.elements}
-        assert all(source.startswith("data:image/svg+xml;base64,") for source in page.get_values("src"))
+        assert {*page.get_values("src")} == list_figures(hostile_pages, name)
         assert not [attribute for _, outputs in page.elements for attribute in outputs if attribute == "onerror"]
 
 
@@ -275,7 +280,9 @@ def test_write_pages_rejects_unknown_figures(measured_table, tmp_path):
 @pytest.mark.parametrize("name", PAGES)
 def test_browser_shows_page_at_both_widths(browser, folder, name):
     for width in (1280, 375):
-        assert list_problems(browser, folder / f"{name}.html", width) == ([], [])
+        problems, requests = list_problems(browser, folder / f"{name}.html", width)
+        assert not problems
+        assert {*requests} == {(folder / path).as_uri() for path in list_figures(folder, name)}
         assert browser.evaluate("document.documentElement.scrollWidth") <= width
         assert browser.evaluate("document.compatMode") == "CSS1Compat"
     wide = browser.evaluate("[...document.querySelectorAll('table')].every(one => one.closest('.scroll'))")
@@ -311,7 +318,9 @@ def test_browser_draws_figure_in_its_box(browser, folder):
 
 def test_browser_runs_no_script_of_hostile_pages(browser, hostile_pages):
     for name in PAGES:
-        assert list_problems(browser, hostile_pages / f"{name}.html", 375) == ([], [])
+        problems, requests = list_problems(browser, hostile_pages / f"{name}.html", 375)
+        assert not problems
+        assert {*requests} == {(hostile_pages / path).as_uri() for path in list_figures(hostile_pages, name)}
         assert browser.evaluate("document.scripts.length") == 0
         assert browser.evaluate("document.documentElement.scrollWidth") <= 375
         assert "alert(1)" in browser.evaluate("document.body.innerText")
