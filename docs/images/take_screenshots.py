@@ -23,6 +23,7 @@ from pathlib import Path
 import yaml
 from PIL import Image
 from rich.console import Console
+from rich.live_render import LiveRender
 
 from fedpipe.planning.plan import Plan
 from fedpipe.report import status, status_table
@@ -90,8 +91,9 @@ def take_screenshot(page: Path, image: Path, height: int, width: int = WIDTH) ->
 
 def take_terminal_screenshot(plan: Plan, folder: Path, image: Path) -> None:
     """Take a screenshot of `fedpipe status --watch` in a terminal of 80 x 24 characters."""
-    console = Console(record=True, width=80, file=io.StringIO(), force_terminal=True)
-    console.print(status_table.render_progress_table(plan, *status.load_run_progress(plan), width=80, height=24))
+    console = Console(record=True, width=80, height=24, file=io.StringIO(), force_terminal=True)
+    progress = status.load_run_progress(plan)
+    console.print(LiveRender(status_table.render_progress_table(plan, *progress, console.width, console.height)))
     svg = re.sub(r"@font-face \{.*?\}", "", console.export_svg(title="fedpipe status --watch"), flags=re.DOTALL)
     page = folder / "terminal.html"  # without the fonts, which would be downloaded
     page.write_text(f"<!doctype html><style>body {{ margin: 0 }} svg {{ display: block }}</style>{svg}")
@@ -127,8 +129,9 @@ def take_screenshots(folder: Path, rounds: int) -> None:
         run(["dvc", "plots", "show", "-o", "dvc_plots"])
         take_screenshot(Path("dvc_plots/index.html"), folder / "dvc-plots.png", 900, 940)
         paper = (ROOT / "docs/papers/reduced/feddw.html").read_text(encoding="utf-8")
-        Path("paper.html").write_text(f"{paper}<style>main > :has(~ #table-i) {{ display: none }}</style>")
-        take_screenshot(Path("paper.html"), folder / "papers-page.png", 760)
+        page = Path("docs/papers/reduced/paper.html")  # next to its figures
+        page.write_text(f"{paper}<style>main > :has(~ #table-i) {{ display: none }}</style>")
+        take_screenshot(page, folder / "papers-page.png", 760)
 
 
 def run(command: list[str]) -> None:
