@@ -24,6 +24,7 @@ import yaml
 from PIL import Image
 from rich.console import Console
 from rich.live_render import LiveRender
+from snakemake.assets import Assets
 
 from fedpipe.planning.plan import Plan
 from fedpipe.report import status, status_table
@@ -89,6 +90,18 @@ def take_screenshot(page: Path, image: Path, height: int, width: int = WIDTH) ->
     picture.quantize(COLORS, dither=Image.Dither.NONE).save(image, optimize=True)
 
 
+def include_vega(page: Path) -> None:
+    """Replace the links of DVC's page to Vega by Snakemake's copies of its libraries, so that it needs no network."""
+    text = page.read_text(encoding="utf-8")
+    for name in ("vega", "vega-lite", "vega-embed"):
+        script = f"<script>{Assets.get_content(f'{name}/{name}.js')}</script>"
+        link = rf'<script src="https://cdn.jsdelivr.net/npm/{name}@[^"]*"></script>'
+        text, count = re.subn(link, lambda _, script=script: script, text)
+        if count != 1:
+            raise SystemExit(f"{page} has {count} links to {name} instead of one.")
+    page.write_text(text, encoding="utf-8")
+
+
 def take_terminal_screenshot(plan: Plan, folder: Path, image: Path) -> None:
     """Take a screenshot of `fedpipe status --watch` in a terminal of 80 x 24 characters."""
     console = Console(record=True, width=80, height=24, file=io.StringIO(), force_terminal=True)
@@ -127,6 +140,7 @@ def take_screenshots(folder: Path, rounds: int) -> None:
             report.write(f"<script>{CLICK}</script>")
         take_screenshot(Path("report.html"), folder / "snakemake-report.png", 360)
         run(["dvc", "plots", "show", "-o", "dvc_plots"])
+        include_vega(Path("dvc_plots/index.html"))
         take_screenshot(Path("dvc_plots/index.html"), folder / "dvc-plots.png", 900, 940)
         paper = (ROOT / "docs/papers/reduced/feddw.html").read_text(encoding="utf-8")
         page = Path("docs/papers/reduced/paper.html")  # next to its figures

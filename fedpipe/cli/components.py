@@ -84,7 +84,7 @@ def describe_component(
 
 @app.command("docs", rich_help_panel=GENERATED_PANEL)
 def generate_docs() -> None:
-    """Write the generated pages, params.schema.json and the template of DVC's plots into a clone of fedpipe.
+    """Write the generated pages and params.schema.json into a clone of fedpipe.
 
     The pages list all keys of params.yaml, all commands, and all components of each kind. params.schema.json is the
     JSON Schema of params.yaml, with which editors complete and check its keys.

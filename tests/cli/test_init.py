@@ -122,6 +122,21 @@ def test_update_project_replaces_outdated_files_and_keeps_edited_files(folder: P
     assert project.update_project(folder) == ([], [])
 
 
+def test_update_project_removes_template_of_plots_of_earlier_version(folder: Path) -> None:
+    """`dvc plots` fails if the configuration names a template that does not exist."""
+    write_earlier_file(folder, ".dvc/plots/page.html")
+    config = folder / ".dvc/config"
+    text = config.read_text()
+    remote = "['remote \"lab\"']\n    url = /srv/dvc\n"
+    config.write_text(f"{text}[plots]\n    html_template = plots/page.html\n{remote}")
+    assert project.update_project(folder) == ([".dvc/plots/page.html", ".dvc/config"], [])
+    assert config.read_text() == f"{text}[plots]\n{remote}"
+    assert project.update_project(folder) == ([], [])
+    subprocess.run(["git", "init", "-q", folder], check=True)
+    dvc = Path(sys.executable).parent / "dvc"
+    assert subprocess.check_output([dvc, "config", "remote.lab.url"], cwd=folder, text=True) == "/srv/dvc\n"
+
+
 @pytest.mark.parametrize("name", ["../victim.txt", "{outside}/victim.txt", "link/victim.txt"])
 def test_update_project_deletes_no_file_outside_project(folder: Path, name: str) -> None:
     (folder / "link").symlink_to(folder.parent)

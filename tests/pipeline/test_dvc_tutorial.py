@@ -200,7 +200,7 @@ def test_dvc_plots_show_has_numbers_of_workspace(story: Story) -> None:
 def test_dvc_plots_page_draws_without_errors(story: Story, tmp_path: Path) -> None:
     """Vega draws every plot of the page without errors and warnings in Node and Chromium, if they are installed."""
     page = story.project.folder / "dvc_plots/index.html"
-    libraries = Path(snakemake.__file__).parent / "assets/data"  # the page contains the same libraries
+    libraries = Path(snakemake.__file__).parent / "assets/data"
     sources = {name: libraries / name / f"{name}.js" for name in ("vega", "vega-lite", "vega-embed")}
     assert page.read_text().count("vegaEmbed('#") == 4
     node = shutil.which("node")

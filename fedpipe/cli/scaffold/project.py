@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -128,6 +129,11 @@ def update_project(folder: Path) -> tuple[list[str], list[str]]:
         if is_unedited and path.resolve().is_relative_to(folder.resolve()):  # the record may come from others
             path.unlink()
             changed_files.append(name)
+    config = folder / ".dvc/config"
+    if ".dvc/plots/page.html" in changed_files and config.is_file():  # of 0.2.0. Now DVC's own page is used
+        text = config.read_text()
+        write_bytes(config, re.sub(r"\n\s*html_template = plots/page.html", "", text).encode())
+        changed_files.append(".dvc/config")
     changed_files += _restore_profile_links(folder)
     _write_recorded_hashes(folder, new_hashes)
     return changed_files, edited_files
