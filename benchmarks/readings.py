@@ -52,7 +52,7 @@ class PublishedReference(NamedTuple):
 
 def list_readings() -> list[Path]:
     """List the studies of all folders `readings`."""
-    return [path for path in layout.list_studies(PAPERS) if study_folders.is_readings_folder(path)]
+    return [path for path in layout.list_studies(PAPERS) if study_folders.is_in_readings_folder(path)]
 
 
 def read_title(study: Path) -> str:

@@ -123,11 +123,11 @@ def collect_run_provenance(files: RunFiles, merged_files: MergedRoundFiles, roun
         "made by": read_json(merged_files.times, merged_files.read_recorded_sha256(merged_files.times))["made_by"],
         "partition": {str(assignment_path): _read_verified_hash(assignment_path)},
         "data": {str(dataset_path): _read_verified_hash(dataset_path), "samples": settings.dataset["sha256"]},
-        "first recorded in": find_first_commit(files),
+        "first recorded in": describe_first_commit_of_run(files),
     }
 
 
-def find_first_commit(files: RunFiles) -> str:
+def describe_first_commit_of_run(files: RunFiles) -> str:
     """Find the first commit whose ``results/keys`` contain a run. In a shallow clone it may be older."""
     label, key = files.path.parts[-2:]
     form = "--format=%h %as %s%x00%D"

@@ -107,7 +107,7 @@ def verify_hashes(files: RunFiles, keep_models: str | int = "last") -> Verificat
             if not is_intact(path, sha256):
                 damaged_files[str(find_containing_file(path))] = files.path
     if not damaged_files:
-        damaged_files |= _find_wrong_segments(files)
+        damaged_files |= _find_wrong_segment_manifests(files)
         damaged_files |= _find_wrong_merged_files(files)
     if damaged_files:
         folders_to_delete = ", ".join(map(str, dict.fromkeys(damaged_files.values())))
@@ -219,7 +219,7 @@ def verify_runs(
             yield VerificationResult(f"{path}: {error}", False)
 
 
-def _find_wrong_segments(files: RunFiles) -> dict[str, Path]:
+def _find_wrong_segment_manifests(files: RunFiles) -> dict[str, Path]:
     """Find segment manifests that differ from the existing rounds, which you should delete."""
     wrong_manifests = {}
     for path in files.list_segment_manifests():

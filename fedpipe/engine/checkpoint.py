@@ -148,7 +148,7 @@ class Checkpoint:
 
     # -- progress ----------------------------------------------------------------------------------------------------
 
-    def find_last_complete_round(self, stop: int, keep_models: str | int = "all") -> int:
+    def find_last_resumable_round(self, stop: int, keep_models: str | int = "all") -> int:
         """Find the last round, at most ``stop``, up to which the run is complete. -1 if it has not begun.
 
         The next round needs the server's state and all clients' last states, so they must be intact. If the result is
@@ -164,7 +164,7 @@ class Checkpoint:
             last_complete -= 1
         if last_complete < newest < stop and self._is_round_complete(newest + 1):
             # Another job has completed rounds meanwhile, and deleted states that they do not need.
-            return self.find_last_complete_round(stop, keep_models)
+            return self.find_last_resumable_round(stop, keep_models)
         return last_complete
 
     def _is_round_complete(self, round_number: int) -> bool:

@@ -94,7 +94,7 @@ def replay_round(run: Rounds, round_number: int, executor: Executor | None = Non
         copy.executor = executor or run.executor
         if round_number == 0:
             copy.write_initial_round()
-        elif copy.checkpoint.find_last_complete_round(round_number - 1) < round_number - 1:
+        elif copy.checkpoint.find_last_resumable_round(round_number - 1) < round_number - 1:
             return None
         else:
             copy.run_round(round_number)

@@ -23,7 +23,7 @@ class Run(Rounds):
         pruner = StatePruner(self.files)
         # A later marker than these is of another job, which runs at the same time.
         marked_rounds = self.files.list_complete_rounds()
-        last_complete = self.checkpoint.find_last_complete_round(stop, self._keep_models)
+        last_complete = self.checkpoint.find_last_resumable_round(stop, self._keep_models)
         if last_complete < 0:
             self.write_initial_round()
             last_complete = 0

@@ -51,9 +51,9 @@ def write_paper_pages(preset: str, plans_fingerprint: str | None = None) -> Pape
             f"{PAPERS}: the plans have changed since this Snakemake began, because a study was edited. Type "
             f"`make papers PRESET={preset}` again."
         )
-    changes = {key: study.preset_changes for key, study in studies.items()}
+    descriptions = {key: study.preset_description for key, study in studies.items()}
     return pages.write_pages(
-        get_pages_folder(preset), cast(Preset, preset), measured_cells, drawings, read_commit_info(), changes
+        get_pages_folder(preset), cast(Preset, preset), measured_cells, drawings, read_commit_info(), descriptions
     )
 
 

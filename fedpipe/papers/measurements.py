@@ -161,7 +161,7 @@ def measure_prose_number(text: Text, find_study: StudyFinder) -> MeasuredCell:
     if text.metric == "hyperparameter":
         return _read_parameter_value(study, text.method, text.parameter, text.column)
     if text.metric == "counterexamples":
-        return _count_clients_with_contradicting_class(study)
+        return _measure_counterexample_percentage(study)
     if text.rival:
         cells = [
             _measure_mean_over_seeds(study, name, text.column, study.get_accuracy) for name in (text.method, text.rival)
@@ -184,7 +184,7 @@ def _find_best_parameter_value(study: PaperStudy, text: Text) -> MeasuredCell:
     return _make_measured_cell(study, RunMean(best, runs=len(best_cells)), best_cells)
 
 
-def _count_clients_with_contradicting_class(study: PaperStudy) -> MeasuredCell:
+def _measure_counterexample_percentage(study: PaperStudy) -> MeasuredCell:
     """How many of a hundred clients have a class that contradicts FedDW's claim about norms."""
     tables = [(cell, table) for cell in study.finished_cells for table in study.load_diagnostics("head-norms", cell)]
     if not tables:

@@ -71,11 +71,11 @@ def write_pages(
     measured_cells: Mapping[CellId, MeasuredCell],
     figures: Figures,
     commit_info: BuildInfo,
-    preset_changes: Mapping[tuple[str, str], str] | None = None,
+    preset_descriptions: Mapping[tuple[str, str], str] | None = None,
 ) -> PaperComparison:
     """Write `index.html`, a page per paper, `cells.csv`, and each figure in `figures` as SVG and CSV.
 
-    ``preset_changes`` describes, by paper and study, what the preset changes in the study.
+    ``preset_descriptions`` describe, by paper and study, what the preset changes in the study.
     """
     papers = layouts.load_papers().values()
     known_figures = {(paper.paper, heading) for paper in papers for heading in paper.figures}
@@ -86,7 +86,7 @@ def write_pages(
         "comparison": paper_comparison,
         "figures": figures,
         "about": commit_info,
-        "changes": preset_changes or {},
+        "changes": preset_descriptions or {},
     }
     context["drawn"] = Counter(paper for (paper, _), figure in figures.items() if isinstance(figure, SvgFigure))
     templates = _build_template_environment()

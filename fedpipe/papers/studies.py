@@ -63,7 +63,7 @@ class PaperStudy:
         return self.plan.get_method_protocol(method)
 
     @cached_property
-    def preset_changes(self) -> str:
+    def preset_description(self) -> str:
         """What the preset sets, in words. Of a mapping, only the names. Hashes of files are omitted."""
         if self.plan.preset == layout.FULL_PRESET:
             return ""

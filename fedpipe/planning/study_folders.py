@@ -20,10 +20,10 @@ def list_studies(params: Path) -> list[Path]:
     SettingsError
         There is no study in the folder.
     """
-    paths, is_selected = layout.list_studies(params), is_readings_folder(layout.normalize_study_path(params))
-    return [path for path in paths if is_selected or not is_readings_folder(path)]
+    paths, is_selected = layout.list_studies(params), is_in_readings_folder(layout.normalize_study_path(params))
+    return [path for path in paths if is_selected or not is_in_readings_folder(path)]
 
 
-def is_readings_folder(path: Path) -> bool:
+def is_in_readings_folder(path: Path) -> bool:
     """Whether a path is a folder ``studies/papers/PAPER/readings`` or in it."""
     return path.is_relative_to(PAPERS) and READINGS in path.parts

@@ -89,11 +89,11 @@ def rank_rung(plan: Plan, rounds: int, plan_draw: PlanDraw | None = None) -> Run
         )
     rung = Rung(search=plan.search_digest, rounds=rounds, searches=tuple(found))
 
-    def find_stored_draw(index: int, draw: int, values: dict[str, Any]) -> Candidate:
+    def make_candidate(index: int, draw: int, values: dict[str, Any]) -> Candidate:
         stored = stored_tuning.searches[index].draws[draw]
         return stored if stored.values == values else replace(stored, values=values, keys=())
 
-    return tpe.add_draws_of_next_batch(tuning, [*earlier_rungs, rung], plan_draw or find_stored_draw)
+    return tpe.add_draws_of_next_batch(tuning, [*earlier_rungs, rung], plan_draw or make_candidate)
 
 
 def build_rung_files(plan: Plan) -> dict[Path, bytes]:

@@ -288,22 +288,22 @@ def test_pinned_and_unpinned_files_come_from_mirror_folder(make_fetcher: MakeFet
     assert make_fetcher(str(mirror)).fetch_unpinned("own.npz") == mirror / "own.npz"
     assert make_fetcher(str(mirror)).fetch_unpinned("other.npz") is None
     assert make_fetcher().fetch_unpinned("own.npz") is None
-    assert make_fetcher(str(mirror)).fetch_pinned("own.npz", SHA256) == mirror / "own.npz"
+    assert make_fetcher(str(mirror)).fetch_mirror_file("own.npz", SHA256) == mirror / "own.npz"
     (mirror / "own.npz").write_bytes(WHOLE + b"x")
     with pytest.raises(ArtifactError, match=r"own\.npz is damaged .* sha256 is"):
-        make_fetcher(str(mirror)).fetch_pinned("own.npz", SHA256)
+        make_fetcher(str(mirror)).fetch_mirror_file("own.npz", SHA256)
     with pytest.raises(ArtifactError, match=rf"other\.npz is missing.* {SHA256} "):
-        make_fetcher(str(mirror)).fetch_pinned("other.npz", SHA256)
+        make_fetcher(str(mirror)).fetch_mirror_file("other.npz", SHA256)
 
 
 def test_fetcher_downloads_pinned_file_once(server: Server, make_fetcher: MakeFetcher) -> None:
     fetch = make_fetcher(server.address)
     path = fetch.fetch_unpinned("own.npz")
     assert path.read_bytes() == WHOLE
-    path = fetch.fetch_pinned("own.npz", SHA256)
+    path = fetch.fetch_mirror_file("own.npz", SHA256)
     assert path.read_bytes() == WHOLE
-    assert make_fetcher(NO_SERVER).fetch_pinned("own.npz", SHA256) == path
-    assert make_fetcher().fetch_pinned("own.npz", SHA256) == path
+    assert make_fetcher(NO_SERVER).fetch_mirror_file("own.npz", SHA256) == path
+    assert make_fetcher().fetch_mirror_file("own.npz", SHA256) == path
     assert server.paths == ["/own.npz", "/own.npz"]
 
 
@@ -332,9 +332,9 @@ def test_fetcher_returns_none_if_mirror_lacks_unpinned_file(server: Server, make
 
 def test_pinned_file_needs_mirror(make_fetcher: MakeFetcher) -> None:
     with rejects(f"dataset.sha256: {SHA256} ... own.npz of a mirror, but no mirror is set", ArtifactError):
-        make_fetcher().fetch_pinned("own.npz", SHA256)
+        make_fetcher().fetch_mirror_file("own.npz", SHA256)
 
 
 def test_unreachable_mirror_error_shows_url(make_fetcher: MakeFetcher) -> None:
     with pytest.raises(ArtifactError, match=rf"^dataset\.mirror: {NO_SERVER}/own\.npz .*\(no connection\)"):
-        make_fetcher(NO_SERVER).fetch_pinned("own.npz", SHA256)
+        make_fetcher(NO_SERVER).fetch_mirror_file("own.npz", SHA256)

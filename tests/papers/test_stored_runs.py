@@ -348,7 +348,7 @@ def test_changes_of_preset_omit_hashes_of_files(clone: Path) -> None:
     planner.write_plan(planner.make_plan(STUDY, "smoke"))
     study = PaperStudy.find_planned_study(PFPS.stem, "table2", "smoke")
     STUDY.write_text(f"{text}\npresets: {{smoke: {{federation.rounds: 1, dataset.sha256: abc, dataset.subset: 9}}}}\n")
-    assert study.preset_changes == "federation.rounds 1; dataset.subset 9"
+    assert study.preset_description == "federation.rounds 1; dataset.subset 9"
 
 
 def test_cell_uses_stored_run_of_current_code(clone: Path) -> None:

@@ -174,7 +174,7 @@ class PublishedDataset(PinnedDataset):
     @override
     def load(self, fetch: Fetcher) -> Samples:
         if self.sha256:
-            return self._read_substitute(fetch.fetch_pinned(self.substitute_name, self.sha256))
+            return self._read_substitute(fetch.fetch_mirror_file(self.substitute_name, self.sha256))
         return self._read(fetch.fetch(self.files))
 
     def _make_dataset_info(self, num_samples: int, num_tests: int) -> DatasetInfo:

@@ -74,7 +74,7 @@ class Fetcher:
                 raise ArtifactError(self._format_download_error(missing_files, file, error)) from error
         return paths
 
-    def fetch_pinned(self, name: str, sha256: str) -> Path:
+    def fetch_mirror_file(self, name: str, sha256: str) -> Path:
         """Local path of the mirror's file with this SHA-256.
 
         Raises

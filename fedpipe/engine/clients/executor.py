@@ -321,7 +321,7 @@ class ClientPass:
         training, group = self._training, self._training.get_trained_tensors(client)
 
         def compute_loss(parameters: Tensors) -> tuple[Tensor, Statistics]:
-            trained_client = self._separate_buffers(training.replace_trained_tensors(client, parameters))
+            trained_client = self._make_buffers_distinct(training.replace_trained_tensors(client, parameters))
             with self._activate_network_mode(client, batch) as records:
                 loss = training.loss(trained_client, batch)
             contract.validate_loss(self._algorithm, training, loss)
@@ -354,8 +354,11 @@ class ClientPass:
         names, parts = self._algorithm.net.buffer_names, self._training.trained_parts
         return all(client[part].get(name) is other[part].get(name) for part in parts for name in names)
 
-    def _separate_buffers(self, client: State) -> State:
-        """Give each trained part its own tensors of running statistics, because parts may begin as one model."""
+    def _make_buffers_distinct(self, client: State) -> State:
+        """Give each trained part its own tensor objects for the running statistics, by which their part is found.
+
+        Parts may begin as one model. The memory is shared.
+        """
         buffers = {part: self._algorithm.net.buffers(client[part]) for part in self._training.trained_parts}
         return client | {
             part: client[part] | value.map(lambda buffer: buffer.view_as(buffer))
