@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from snakemake.common import NOTHING_TO_BE_DONE_MSG
 from snakemake_interface_logger_plugins.common import LogEvent
+
+if TYPE_CHECKING:
+    from fedpipe.workflow.dag import Dag
 
 LOG_FILE_HINT = "Complete log(s): "  #: start of Snakemake's message about its log file
 #: Start of the message of `JobScheduler.schedule` after Ctrl+C. Later errors are those of jobs that Snakemake ended.
@@ -32,23 +35,7 @@ TARGET_RULE = "all"  #: rule without a job, which is not counted
 LONG_RULES = ("segment", "train", "diagnostic")  #: rules whose jobs take most of the time
 
 
-class Study(Protocol):
-    """What the Snakefile says about its study."""
-
-    def describe_job(self, rule: str, wildcards: Mapping[str, str]) -> str:
-        """Describe what a job makes."""
-        ...
-
-    def describe_remaining_runs(self) -> str:
-        """Describe how many runs are to do."""
-        ...
-
-    def count_later_jobs(self, rules: Collection[str]) -> Mapping[str, int]:
-        """Count the jobs that follow from the results of the known jobs, at most, by rule."""
-        ...
-
-
-study: Study | None = None  #: study of this process. The Snakefile sets it
+study: Dag | None = None  #: DAG of this process. The Snakefile sets it
 
 
 @dataclass(frozen=True)

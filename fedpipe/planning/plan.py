@@ -348,7 +348,9 @@ class Plan:
         untuned_plan = self.plan_without_tuning
         runs = dict(untuned_plan.runs_by_key)
         for index, search in enumerate(tuning.searches):
-            defaults = [(cell, runs[cell.algorithm, cell.key]) for cell in untuned_plan.cells if search.has_cell(cell)]
+            defaults = [
+                (cell, runs[cell.algorithm, cell.key]) for cell in untuned_plan.cells if is_default_cell(search, cell)
+            ]
             results = [rung.searches[index] for rung in rungs]
             winners = list(self._list_winning_runs(search, defaults, results[-1])) if is_complete else []
             draws = list(self._list_draw_runs(tuning, search, results)) if has_draws else []
@@ -443,8 +445,13 @@ class Plan:
             and {*self.method_protocols.values()} <= {*self.protocols}
             and {*self.report.figure_protocols} <= {name.removeprefix(NEW_CLIENTS_PREFIX) for name in self.protocols}
             and set(self.report.best_over) <= self.grid.keys()
-            and all(sum(search.has_cell(cell) for search in searches) == 1 for cell in self.cells if self.tuning)
+            and all(sum(is_default_cell(one, cell) for one in searches) == 1 for cell in self.cells if self.tuning)
         )
+
+
+def is_default_cell(search: PlannedSearch, cell: Cell) -> bool:
+    """Whether a cell has the default settings of a search's method, at the search's point of the grid."""
+    return (cell.algorithm, cell.grid) == (search.algorithm, search.grid | {TUNING: UNTUNED})
 
 
 def add_run(runs: dict[Any, PlannedRun], name: Any, run: PlannedRun) -> None:

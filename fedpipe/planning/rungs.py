@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from operator import not_
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, TypeAdapter, with_config
 
@@ -25,20 +25,6 @@ from fedpipe.settings.tune import Sampler, count_kept_draws, split_draws_into_ba
 
 TUNING = "tuning"  #: name of the grid that distinguishes a method's tuned and default settings
 TUNED, UNTUNED = "tuned", "default"
-
-
-class GridCell(Protocol):
-    """A cell of a plan."""
-
-    @property
-    def algorithm(self) -> str:
-        """Label of the method."""
-        ...
-
-    @property
-    def grid(self) -> dict[str, Any]:
-        """Grid values that concern the method."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +60,6 @@ class PlannedSearch:
     def num_different_draws(self) -> int:
         """Number of draws that differ in their values, so that they have different runs."""
         return len({candidate.keys for candidate in self.draws})
-
-    def has_cell(self, cell: GridCell) -> bool:
-        """Whether a cell has the default settings of this method at this point."""
-        return (cell.algorithm, cell.grid) == (self.algorithm, self.grid | {TUNING: UNTUNED})
 
     def list_run_files(self, draw: int) -> list[RunFiles]:
         """List the files of a draw's runs, one for each seed of `tune.seeds`."""

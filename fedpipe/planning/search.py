@@ -17,7 +17,7 @@ from fedpipe.core.errors import SettingsError, suggest_name
 from fedpipe.core.storage.files import write_bytes
 from fedpipe.core.storage.layout import RunFiles
 from fedpipe.planning import grid
-from fedpipe.planning.plan import Plan
+from fedpipe.planning.plan import Plan, is_default_cell
 from fedpipe.planning.run_settings import RunSettings, dump_evaluation_settings
 from fedpipe.planning.rungs import TUNING, PlannedSearch, Rung, RungSearch, select_continuing_draws
 from fedpipe.settings.base import ValidationProtocol, to_validation_protocol
@@ -132,7 +132,7 @@ def list_winner_settings(
     ``get_settings`` gets those of a planned run.
     """
     draw_settings = get_settings(search.list_run_files(draw)[0])
-    default_cells = (cell for cell in plan.plan_without_tuning.cells if search.has_cell(cell))
+    default_cells = (cell for cell in plan.plan_without_tuning.cells if is_default_cell(search, cell))
     defaults = (get_settings(cell.files) for cell in default_cells)  # with the seed and evaluation of the study
     return [
         dataclasses.replace(draw_settings, seed=default.seed, evaluation=default.evaluation) for default in defaults

@@ -17,7 +17,7 @@ from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage import files, layout
 from fedpipe.planning.new_clients import list_reported_protocols
 from fedpipe.planning.plan import Cell, Plan
-from fedpipe.planning.rungs import GridCell
+from fedpipe.planning.rungs import PlannedSearch
 from fedpipe.report.words import DASH, METRICS, get_reported_column_header
 from fedpipe.settings.base import NEW_CLIENTS_PREFIX, Metric, Protocol, to_validation_protocol
 from fedpipe.settings.report import ReportedRound
@@ -59,12 +59,12 @@ def sort_cells(plan: Plan) -> list[Cell]:
     return sorted(plan.cells, key=lambda cell: plan.algorithms.index(cell.algorithm))
 
 
-def format_grid_point(plan: Plan, cell: GridCell) -> dict[str, str]:
+def format_grid_point(plan: Plan, cell: Cell | PlannedSearch) -> dict[str, str]:
     """Format a cell's grid values as text by name. Empty if a name does not concern the algorithm."""
     return {name: _format_grid_value(cell.grid[name]) if name in cell.grid else "" for name in plan.grid}
 
 
-def get_row_key(plan: Plan, cell: GridCell) -> tuple[str, ...]:
+def get_row_key(plan: Plan, cell: Cell | PlannedSearch) -> tuple[str, ...]:
     """Get the algorithm and the grid values as text, which identify the table's row of a cell."""
     return cell.algorithm, *format_grid_point(plan, cell).values()
 

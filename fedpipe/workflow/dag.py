@@ -16,9 +16,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from snakemake.io import ancient
+from snakemake.iocontainers import Wildcards
 
 from fedpipe.core.components.pinned_files import compute_stat_fingerprint
 from fedpipe.core.errors import SettingsError
@@ -48,14 +49,6 @@ MERGED_PATTERN = [
     for path in MergedRoundFiles(RunFiles.from_key("{algorithm}", "{key}").path / "joined" / "{stop}").all_files
 ]
 _T = TypeVar("_T")
-
-
-class Wildcards(Protocol):
-    """The wildcards of a job, by name."""
-
-    def __getattr__(self, name: str) -> str:
-        """Get the value of a wildcard."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 
-from fedpipe.planning.plan import Plan
+from fedpipe.planning.plan import Plan, is_default_cell
 from fedpipe.planning.rungs import select_continuing_draws
 from fedpipe.settings.execution import Execution
 
@@ -32,7 +32,7 @@ def count_later_jobs(plan: Plan, execution: Execution) -> Counter[str]:
         if draws and len(results) < len(rungs):
             participants = max(search.draws[draw].participants for draw in draws)
             for cell in plan.plan_without_tuning.cells:
-                if search.has_cell(cell):
+                if is_default_cell(search, cell):
                     counts += count_run_jobs(execution, participants, 0, cell.rounds)
     return counts
 
