@@ -1,8 +1,5 @@
 # The table of contents. The rules are in workflow/rules and read results/plan.json, which `fedpipe plan` makes from
 # params.yaml after each change. Nothing here imports torch, because every node parses this file.
-from snakemake.utils import min_version
-
-min_version("9.0")
 
 
 report: "workflow/report/workflow.rst"

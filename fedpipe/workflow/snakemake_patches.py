@@ -1,8 +1,8 @@
 """Every patch of Snakemake, with the defect that makes it necessary.
 
-Each patch replaces private parts of the Snakemake version that ``pyproject.toml`` pins. `_require_snakemake_attributes`
-reports an attribute that another version lacks, before any job starts. docs/upstream.md has reproductions of all except
-the records, and the patches to send.
+Each patch replaces private parts of the Snakemake version that ``pyproject.toml`` pins. `require_snakemake_version`
+reports another version before any job starts. docs/upstream.md has reproductions of all except the records, and the
+patches to send.
 
 - Locks: at its end Snakemake deletes the complete folder of locks, so two snakemakes that run in one folder delete each
   other's locks (``FilePersistence._delete_locks``).
@@ -35,20 +35,26 @@ from snakemake.scheduling.job_scheduler import JobScheduler
 
 from fedpipe.core.errors import SettingsError
 
+SNAKEMAKE_VERSION = "9.27.1"  #: the one that pyproject.toml pins
 
-def _require_snakemake_attributes(owner: type, *names: str) -> None:
-    """Raise an error if this version of Snakemake has no such attributes."""
-    missing = [name for name in names if not hasattr(owner, name)]
-    if missing:
+
+def require_snakemake_version() -> None:
+    """Require the version of Snakemake that the patches are for.
+
+    Raises
+    ------
+    SettingsError
+        Another version is installed.
+    """
+    if snakemake.__version__ != SNAKEMAKE_VERSION:
         raise SettingsError(
-            f"snakemake {snakemake.__version__} has no {owner.__name__}.{missing[0]}, which fedpipe replaces. Install "
-            "the versions of requirements.lock."
+            f"snakemake {snakemake.__version__} is installed, but fedpipe replaces private parts of snakemake "
+            f"{SNAKEMAKE_VERSION}. Install the versions of requirements.lock."
         )
 
 
 def patch_lock_deletion() -> None:
     """Let Snakemake delete only its own locks. Skip this for ``snakemake --unlock``, which deletes all."""
-    _require_snakemake_attributes(FilePersistence, "_delete_locks")
     FilePersistence._delete_locks = _delete_own_locks
 
 
@@ -60,7 +66,6 @@ def _delete_own_locks(persistence: FilePersistence) -> None:
 
 def patch_scheduler_alarm() -> None:
     """Let Snakemake set its alarm only at the limit of jobs per timespan. Otherwise the next finished job wakes it."""
-    _require_snakemake_attributes(JobScheduler, "_schedule_reevalutation")
     set_alarm = JobScheduler._schedule_reevalutation
 
     def set_alarm_if_rate_limited(scheduler: Any, delay: int) -> None:
@@ -74,7 +79,6 @@ def patch_scheduler_alarm() -> None:
 
 def patch_graceful_exit() -> None:
     """Let Snakemake handle SIGTERM in another thread, which can wait for the scheduler's lock."""
-    _require_snakemake_attributes(JobScheduler, "exit_gracefully")
     exit_gracefully = JobScheduler.exit_gracefully
 
     def exit_gracefully_in_thread(scheduler: Any, *_: Any) -> None:
@@ -85,7 +89,6 @@ def patch_graceful_exit() -> None:
 
 def patch_record_writing() -> None:
     """Let Snakemake write the record of an output as a new file."""
-    _require_snakemake_attributes(FilePersistence, "_io_write", "_record_path")
     write_in_place = FilePersistence._io_write
 
     def write_new_file(persistence: FilePersistence, subject: str, value: Any, name: str, *mode: int) -> None:
@@ -98,7 +101,6 @@ def patch_record_writing() -> None:
 
 def patch_linked_outputs() -> None:
     """Let Snakemake overwrite outputs that are hard links into DVC's cache."""
-    _require_snakemake_attributes(_IOFile, "protected")
     is_read_only = _IOFile.protected
 
     async def is_protected(file: Any) -> bool:
@@ -109,7 +111,6 @@ def patch_linked_outputs() -> None:
 
 def patch_missing_records() -> None:
     """Let Snakemake rerun outputs with fixed names that have no record."""
-    _require_snakemake_attributes(FilePersistence, "has_metadata", "metadata", "params_changed")
     get_changes = FilePersistence.params_changed
 
     def get_changes_or_missing(persistence: FilePersistence, job: Any, file: Any = None) -> Any:
@@ -125,7 +126,6 @@ def patch_missing_records() -> None:
 
 def patch_parameter_records() -> None:
     """Let Snakemake test whether a parameter is a frame of pandas only if pandas has been imported."""
-    _require_snakemake_attributes(FilePersistence, "_serialize_param_pandas", "_serialize_param_builtin")
     serialize = FilePersistence._serialize_param_pandas
 
     def serialize_without_import(persistence: FilePersistence, value: Any) -> Any:

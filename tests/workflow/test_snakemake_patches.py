@@ -1,4 +1,4 @@
-"""The installed Snakemake and Slurm plugin have all names that fedpipe replaces. A missing one is an early error."""
+"""The installed Snakemake and Slurm plugin have all names that fedpipe replaces. Another version is an error."""
 
 import ast
 import inspect
@@ -6,12 +6,12 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+import snakemake
 from snakemake.io import _IOFile
 from snakemake.persistence import PersistenceBase
 from snakemake.persistence.file import FilePersistence
@@ -24,30 +24,22 @@ import snakemake_executor_plugin_fedpipe_slurm as slurm_plugin
 from fedpipe.core.errors import SettingsError
 from fedpipe.workflow import snakemake_patches
 from fedpipe.workflow.snakemake_patches import (
-    patch_graceful_exit,
-    patch_linked_outputs,
-    patch_lock_deletion,
-    patch_missing_records,
+    SNAKEMAKE_VERSION,
     patch_parameter_records,
-    patch_record_writing,
     patch_scheduler_alarm,
+    require_snakemake_version,
 )
+from tests.docs.page_blocks import read
 
-REPLACED = [
-    (patch_lock_deletion, FilePersistence, {"_delete_locks"}),
-    (patch_scheduler_alarm, JobScheduler, {"_schedule_reevalutation"}),
-    (patch_graceful_exit, JobScheduler, {"exit_gracefully"}),
-    (patch_record_writing, FilePersistence, {"_io_write", "_record_path"}),
-    (patch_linked_outputs, _IOFile, {"protected"}),
-    (patch_missing_records, FilePersistence, {"has_metadata", "metadata", "params_changed"}),
-    (patch_parameter_records, FilePersistence, {"_serialize_param_pandas", "_serialize_param_builtin"}),
-]
 SOURCES = [
     (snakemake_patches, (FilePersistence, PersistenceBase, JobScheduler, JobRateLimiter, _IOFile)),
     (slurm_plugin, (Executor, RemoteExecutor)),
 ]
 #: Names without an underscore that are not documented.
-PUBLIC = {"exit_gracefully", "job_rate_limiter", "max_jobs", "run_uuid"}
+PUBLIC = {
+    *("exit_gracefully", "has_metadata", "job_rate_limiter", "max_jobs", "metadata", "params_changed", "protected"),
+    "run_uuid",
+}
 #: A workflow whose Snakemake receives SIGTERM while it finishes its first job.
 SNAKEFILE = """
 import os, signal
@@ -74,19 +66,12 @@ rule second:
 """
 
 
-@pytest.mark.parametrize(
-    ("patch", "owner", "name", "names"),
-    [(patch, owner, name, names) for patch, owner, names in REPLACED for name in sorted(names)],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_patch_rejects_snakemake_without_replaced_name(
-    patch: Callable[[], None], owner: type, name: str, names: set[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = type(owner.__name__, (), dict.fromkeys(names - {name}))
-    monkeypatch.setattr(snakemake_patches, owner.__name__, other)
-    with pytest.raises(SettingsError, match=rf"has no {owner.__name__}\.{name}, which fedpipe replaces"):
-        patch()
-    assert not any(vars(other)[key] for key in names - {name}), "no name is replaced"
+def test_version_of_snakemake_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_snakemake_version()
+    assert f'"snakemake=={SNAKEMAKE_VERSION}"' in read("pyproject.toml")
+    monkeypatch.setattr(snakemake, "__version__", "9.28.0")
+    with pytest.raises(SettingsError, match=rf"snakemake 9\.28\.0 .* {re.escape(SNAKEMAKE_VERSION)}"):
+        require_snakemake_version()
 
 
 @pytest.mark.parametrize(("module", "owners"), SOURCES, ids=["patches", "executor"])

@@ -35,6 +35,7 @@ Path("results/.provenance").mkdir(parents=True, exist_ok=True)
 Path(".snakemake/incomplete").mkdir(parents=True, exist_ok=True)
 with suppress(FileExistsError):
     os.symlink("../results/.provenance", ".snakemake/metadata")
+snakemake_patches.require_snakemake_version()
 snakemake_patches.patch_record_writing()
 snakemake_patches.patch_linked_outputs()
 snakemake_patches.patch_missing_records()
