@@ -35,16 +35,6 @@ class CommandGroup(TyperGroup):
             hint = f"Did you mean '{nearest_name}'?"
         raise SettingsError(f"'{args[0]}' is not a command. {hint}")
 
-    @override
-    def invoke(self, ctx: Any) -> Any:
-        """Run the command, without suggestions for options of commands that delete."""
-        try:
-            return super().invoke(ctx)
-        except Exception as error:
-            if ctx.invoked_subcommand in DELETING_COMMANDS and hasattr(error, "possibilities"):
-                error.possibilities = None  # no suggestions
-            raise
-
 
 app = typer.Typer(
     cls=CommandGroup,

@@ -108,23 +108,20 @@ def build_grid_point_params(
     """
     with add_location_to_errors(point.locations):
         point_settings = loader.override_settings(raw, point.changes, preset_changes)
-    groups: dict[str, list[str]] = {}
-    method_changes: dict[str, dict[str, Any]] = {}
+    groups: dict[str, tuple[dict[str, Any], list[str]]] = {}
     for label in study_params.study.algorithms:
-        changes = methods.parse_method_options(point_settings, label).overrides
-        name = json.dumps(changes, sort_keys=True, default=str)
-        groups.setdefault(name, []).append(label)
-        method_changes[name] = changes
-    for name, labels in groups.items():
-        if not (point.changes or method_changes[name]):
+        overrides = methods.parse_method_options(point_settings, label).overrides
+        groups.setdefault(json.dumps(overrides, default=str), (overrides, []))[1].append(label)
+    for overrides, labels in groups.values():
+        if not (point.changes or overrides):
             yield study_params, labels, {}
             continue
         with add_location_to_errors(
-            [*point.locations, *([f"with algorithms.{labels[0]}.overrides"] if method_changes[name] else [])]
+            [*point.locations, *([f"with algorithms.{labels[0]}.overrides"] if overrides else [])]
         ):
-            whole = loader.override_settings(point_settings, method_changes[name], preset_changes)
+            whole = loader.override_settings(point_settings, overrides, preset_changes)
             params = parser.parse_params(whole, None, labels, obtain_command)
-        keys = list(method_changes[name])
+        keys = list(overrides)
         void = {
             key
             for position, key in enumerate(keys)

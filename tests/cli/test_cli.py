@@ -16,7 +16,6 @@ import jsonschema
 import pytest
 import yaml
 from typer.main import get_command
-from typer.testing import CliRunner
 
 from fedpipe.cli import app, group
 from fedpipe.cli.docs import equations, pages
@@ -69,14 +68,6 @@ def test_mistyped_command_error_never_suggests_prune(command: str, run_fedpipe: 
     assert "prune" not in output.replace(f"'{command}'", "")
     suggestions = {"runs": "'run'?", "tran": "'train'?", "statsu": "'status'?"}
     assert suggestions.get(command, "`fedpipe --help`") in output
-
-
-def test_mistyped_prune_option_error_never_suggests_yes() -> None:
-    result = CliRunner().invoke(app.app, ["prune", "--ye"])
-    assert result.exit_code == 2
-    assert "No such option" in result.output
-    assert "--yes" not in result.output
-    assert "--dry-run" in CliRunner().invoke(app.app, ["plan", "--dry"]).output
 
 
 # -- list and describe -------------------------------------------------------------------------------------------------

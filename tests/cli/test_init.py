@@ -54,24 +54,6 @@ def test_created_project_has_files_of_clone(folder: Path) -> None:
     assert project.get_outdated_warning(ROOT) is None, "a clone is not a project"
 
 
-def test_created_project_has_committed_params_yaml_of_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clone = studies.copy_project(tmp_path / "clone")
-    shipped = (clone / "params.yaml").read_bytes()
-    monkeypatch.setattr(fedpipe, "__file__", str(clone / "fedpipe/__init__.py"))
-    (clone / "params.yaml").write_text("study: {seeds: [7]}\n")
-    project.create_project(tmp_path / "without_git")
-    assert (tmp_path / "without_git/params.yaml").read_text() == "study: {seeds: [7]}\n", (
-        "without git, the file itself is copied"
-    )
-    (clone / "params.yaml").write_bytes(shipped)
-    author = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    for command in (["init", "-q"], ["add", "params.yaml"], [*author, "commit", "-q", "-m", "begin"]):
-        subprocess.run(["git", *command], cwd=clone, check=True)
-    (clone / "params.yaml").write_text("study: {seeds: [7]}\n")
-    project.create_project(tmp_path / "study")
-    assert (tmp_path / "study/params.yaml").read_bytes() == shipped
-
-
 def test_create_project_overwrites_no_file(folder: Path, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with pytest.raises(SettingsError, match=r"study is already a project.*`fedpipe init .*study --update`"):

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import re
-import subprocess
 from pathlib import Path
 
 #: Files and folders of a project.
@@ -53,23 +52,11 @@ def read_project_files() -> dict[str, bytes]:
     package = Path(fedpipe.__file__).parent
     root = package / BUNDLE_FOLDER if (package / BUNDLE_FOLDER).is_dir() else package.parent
     files = {name: (root / name).read_bytes() for name in list_project_files(root)}
-    if root == package.parent:
-        files["params.yaml"] = _read_committed_file(root / "params.yaml")
     environment = "workflow/envs/fedpipe.yaml"  # which installs fedpipe from the clone
     lines = files[environment].decode().splitlines()
     kept_lines = [line for line in lines if "../.." not in line] + [f"      - fedpipe =={fedpipe.__version__}"]
     files[environment] = ("\n".join(kept_lines) + "\n").encode()
     return files | {"own.py": Path(templates.__path__[0], "own.py").read_bytes()}
-
-
-def _read_committed_file(path: Path) -> bytes:
-    """Content of a clone's file at the last commit, because you may have edited it. Without git, the file itself."""
-    try:
-        return subprocess.run(
-            ["git", "show", f"HEAD:./{path.name}"], cwd=path.parent, capture_output=True, check=True
-        ).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return path.read_bytes()
 
 
 def create_project(folder: Path) -> list[str]:
