@@ -32,6 +32,7 @@ JOB_ERRORS = (
     "WorkflowError:\nAt least one job did not complete successfully.",
 )
 TARGET_RULE = "all"  #: rule without a job, which is not counted
+RANK_RULES = "rank"  #: start of the names of the rules that rank draws of `tune`, after which Snakemake adds jobs
 LONG_RULES = ("segment", "train", "diagnostic")  #: rules whose jobs take most of the time
 
 
@@ -64,7 +65,9 @@ class ProgressPrinter:
         self._stream = stream
         self._is_dry_run = is_dry_run
         self._is_quiet = is_quiet
-        self._total = 0
+        self._total = 0  #: number of known jobs
+        self._num_targets = 0  #: number of jobs that are not counted
+        self._has_search = False  #: whether `tune` adds jobs
         self._done = 0
         self._remaining: Counter[str] = Counter()  #: number of remaining jobs by rule
         self._running: dict[int, Job] = {}
@@ -78,6 +81,8 @@ class ProgressPrinter:
         event, message = getattr(record, "event", None), str(record.msg)
         if event == LogEvent.RUN_INFO and not self._total:
             self._print_work(fields.stats)
+        elif event == LogEvent.PROGRESS:
+            self._total = max(self._total, fields.total - self._num_targets)
         elif event == LogEvent.JOB_INFO:
             self._begin_job(fields)
         elif event == LogEvent.JOB_FINISHED:
@@ -116,16 +121,12 @@ class ProgressPrinter:
 
     def _print_work(self, stats: Mapping[str, int]) -> None:
         self._remaining = Counter({rule: count for rule, count in stats.items() if rule not in ("total", TARGET_RULE)})
-        later_jobs = Counter(study.count_later_jobs(self._remaining.keys()) if study else ())
-        known_jobs = self._remaining.total()
-        all_jobs = known_jobs + later_jobs.total()
-        self._remaining += Counter() if self._is_dry_run else later_jobs
-        self._total = self._remaining.total()
+        self._total, self._num_targets = self._remaining.total(), stats.get(TARGET_RULE, 0)
+        self._has_search = any(rule.startswith(RANK_RULES) for rule in self._remaining)
         work = f"{study.describe_remaining_runs()}, " if study else ""
-        work += "at most " if later_jobs else ""
-        known = f", of which {known_jobs} are known" if later_jobs and self._is_dry_run else ""
+        later = ", and more after each rung of tune" if self._has_search else ""
         if self._total and not self._is_quiet:
-            self._print(f"{work}{all_jobs} job{'s' if all_jobs > 1 else ''}{known}")
+            self._print(f"{work}{self._total} job{'s' if self._total > 1 else ''}{later}")
 
     def _begin_job(self, fields: Any) -> None:
         if fields.rule_name == TARGET_RULE:
@@ -164,10 +165,10 @@ class ProgressPrinter:
     def _estimate_time_left(self, parallel_jobs: int) -> float | None:
         """Estimate the seconds until the end from the mean of the finished jobs of each rule.
 
-        None if no long job remains, or before the first job of a long rule has finished.
+        None if no long job remains, before the first job of a long rule has finished, or if `tune` adds jobs.
         """
         rules = [rule for rule in LONG_RULES if self._remaining[rule] > 0]
-        if not rules or any(rule not in self._seconds for rule in rules):
+        if self._has_search or not rules or any(rule not in self._seconds for rule in rules):
             return None
         seconds = sum(self._remaining[rule] * fmean(self._seconds[rule]) for rule in rules)
         return seconds / max(parallel_jobs, 1)

@@ -11,7 +11,7 @@ import re
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -38,7 +38,6 @@ from fedpipe.planning.combined import CombinedPlan, read_plans
 from fedpipe.planning.plan import Plan, PlannedDiagnostic, PlannedRun
 from fedpipe.report.contents import compute_plans_fingerprint
 from fedpipe.settings.execution import Execution
-from fedpipe.workflow.later_jobs import count_later_jobs
 from fedpipe.workflow.selection import StudySelection
 
 LOCKS = Path(".snakemake/locks")  #: Snakemake's lists of the outputs that its processes write
@@ -386,11 +385,6 @@ class Dag:
         )
         later = f", at most {later_runs} later runs" if later_runs else ""
         return f"{count} of {len(runs)} run{'' if len(runs) == 1 else 's'} to do{later}"
-
-    def count_later_jobs(self, rules: Collection[str]) -> Counter[str]:
-        """Count the jobs that `tune` adds after its rungs, at most, by rule. ``rules`` are those of the known jobs."""
-        plans = (plan for plan in self.planned.plans if f"rank{self.get_rule_name_suffix(plan)}" in rules)
-        return sum((count_later_jobs(plan, self.execution) for plan in plans), Counter[str]())
 
     def describe_job(self, rule: str, wildcards: Mapping[str, str]) -> str:
         """Describe a job by its rule and what it makes, such as "segment FedAvg seed 0"."""

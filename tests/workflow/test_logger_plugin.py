@@ -8,7 +8,6 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -167,36 +166,22 @@ def test_time_left_depends_on_long_and_parallel_jobs() -> None:
     assert lines[-2:] == ["10 of 11  segment (0 s)", "11 of 11  table (3 s)"]
 
 
-def test_progress_total_contains_later_jobs_of_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Study:
-        def describe_remaining_runs(self) -> str:
-            return "2 of 2 runs to do"
-
-        def describe_job(self, rule: str, wildcards: Mapping[str, str]) -> str:
-            return rule
-
-        def count_later_jobs(self, rules: Collection[str]) -> Mapping[str, int]:
-            return {"segment": 2} if "rank" in rules else {}
-
-    monkeypatch.setattr(progress, "study", Study())
+def test_progress_of_search_counts_jobs_that_snakemake_adds() -> None:
+    """The time left is unknown, because it is that of the known jobs."""
     stream = io.StringIO()
-    printer = build_printer(stream, segment=1, rank=1)
-    for number, rule in enumerate(("segment", "rank", "segment", "segment")):
+    printer = build_printer(stream, segment=2, rank=1)
+    for number, (rule, total) in enumerate((("segment", 4), ("segment", 4), ("rank", 4), ("segment", 7), ("table", 7))):
         begin_job(printer, number, rule, 0)
         end_job(printer, number, 10)
+        printer.print_record(logging.makeLogRecord({"event": LogEvent.PROGRESS, "done": number, "total": total}))
     assert stream.getvalue().splitlines() == [
-        "2 of 2 runs to do, at most 4 jobs",
-        "1 of 4  segment (10 s, about 20 s left)",
-        "2 of 4  rank (10 s, about 20 s left)",
-        "3 of 4  segment (10 s, about 10 s left)",
+        "3 jobs, and more after each rung of tune",
+        "1 of 3  segment (10 s)",
+        "2 of 3  segment (10 s)",
+        "3 of 3  rank (10 s)",
         "4 of 4  segment (10 s)",
+        "5 of 6  table (10 s)",
     ]
-    stream = io.StringIO()
-    build_printer(stream, segment=2)
-    assert stream.getvalue() == "2 of 2 runs to do, 2 jobs\n"
-    stream = io.StringIO()
-    build_printer(stream, is_dry_run=True, segment=1, rank=1)
-    assert stream.getvalue() == "2 of 2 runs to do, at most 4 jobs, of which 2 are known\n"
 
 
 def test_progress_ignores_failure_of_job_that_succeeds_later() -> None:
