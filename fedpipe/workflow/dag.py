@@ -12,7 +12,6 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -34,13 +33,12 @@ from fedpipe.core.storage.layout import (
     get_dataset_path,
     get_heterogeneity_path,
 )
-from fedpipe.planning.combined import CombinedPlan, read_plans
+from fedpipe.planning.combined import CombinedPlan
 from fedpipe.planning.plan import Plan, PlannedDiagnostic, PlannedRun
 from fedpipe.report.contents import compute_plans_fingerprint
 from fedpipe.settings.execution import Execution
 from fedpipe.workflow.selection import StudySelection
 
-LOCKS = Path(".snakemake/locks")  #: Snakemake's lists of the outputs that its processes write
 PROGRESS_OPTION = "--logger-fedpipe-progress"  #: of `fedpipe run` and `dvc repro`, which print a line per job
 #: Files of a run's merged rounds, as an output of rules with these wildcards.
 MERGED_PATTERN = [
@@ -332,35 +330,6 @@ class Dag:
         ]
 
     # -- messages ------------------------------------------------------------------------------------------------------
-
-    def format_lock_message(self, arguments: Sequence[str]) -> str:
-        """Format the message before Snakemake reports that files of these studies are locked. Empty if they are not."""
-        own_prefixes = (
-            *(f"{get_dataset_path(run.dataset).with_suffix('')}." for run in self.plan.runs.values()),
-            *(f"{get_assignment_path(key).parent}/" for key in self.plan.partitions),
-            *(f"{run.files.rounds_folder}/" for run in self.plan.runs.values() if self.participants_per_job),
-            *(manifest for run in self.plan.runs.values() for manifest in self.get_segment_manifests(run)),
-            *(f"{merged.path}/" for merged in self.plan.merged_files),
-            *(f"{files.tables_folder}/" for files in self.selection.studies.values()),
-        )
-        locked_files: list[str] = []
-        for lock in LOCKS.glob("*.output.lock"):
-            with suppress(FileNotFoundError):  # its Snakemake has just ended
-                locked_files += lock.read_text().splitlines()
-        if not any(file.startswith(own_prefixes) for file in locked_files):
-            return ""
-        locked_studies = [
-            str(plan.params)
-            for _, plan in read_plans()
-            if plan and str(plan.study_files.get_result_table_path("md")) in locked_files
-        ]
-        study_list = f" ({', '.join(locked_studies)})" if locked_studies else ""
-        return (
-            f"fedpipe: another Snakemake is running in this folder{study_list} and makes files of this study. Wait "
-            "until it ends. Only if it was killed, type\n"
-            f"    snakemake --unlock\n    {shlex.join(['snakemake', *arguments])}\n"
-            "Complete rounds are reused. Jobs of the killed Snakemake may still be running, which is safe."
-        )
 
     @property
     def titles_by_run_path(self) -> dict[Path, str]:

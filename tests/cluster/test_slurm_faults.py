@@ -144,9 +144,9 @@ def test_runs_resume_after_snakemake_is_interrupted_or_killed(clone: Clone, refe
     (orphan,) = clone.list_segments()
     done |= clone.read_round_times()
     output = clone.run_on_slurm(*RUNS, check=False)
-    unlock, again = (line.strip() for line in output.partition("killed, type\n")[2].splitlines()[:2])
-    assert (unlock, again) == ("snakemake --unlock", "snakemake --profile slurm runs")
-    clone.run(*unlock.split())
+    assert "Directory cannot be locked" in output
+    assert "--unlock" in output
+    clone.run("snakemake", "--unlock")
     assert orphan in clone.list_segments(), "the orphaned job should continue"
 
     running = clone.start(*RUNS)

@@ -92,7 +92,7 @@ def test_finished_study_keeps_lock_of_running_study(project: Project) -> None:
             wait_for_round(project, 1, running)
             project.snakemake("runs", *OTHER)
             assert running.poll() is None
-            assert "another Snakemake is running in this folder and " in project.snakemake("runs", check=False)
+            assert "Directory cannot be locked" in project.snakemake("runs", check=False)
         finally:
             os.killpg(running.pid, signal.SIGKILL)
     assert "--unlock" in project.snakemake("runs", check=False)

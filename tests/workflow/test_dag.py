@@ -341,29 +341,10 @@ def test_invalid_study_ends_snakemake_with_reason(capfd: pytest.CaptureFixture[s
 # -- messages and the shell --------------------------------------------------------------------------------------------
 
 
-def test_lock_message_names_study_and_ignores_locks_of_other_files() -> None:
+def test_messages_contain_command_of_study() -> None:
     graph = build_dag("studies/two words.yaml")
     arguments = ["all", "--config", "params=studies/two words.yaml"]
-    path, _ = get_first_run(graph)
-    assert not graph.format_lock_message(arguments)
-    dag.LOCKS.mkdir(parents=True)
-    lock = dag.LOCKS / "0.output.lock"
-    dataset, partition = graph.plan.runs[path].dataset, graph.plan.partitions[0]
-    for locked, is_own in (
-        ("results/runs/fedavg/0123456789ab/segments/0004.json", False),
-        ("results/tables/results.md", False),
-        (f"{path}/segments/0004.json", True),
-        (f"{path}/joined/0004/metrics.parquet", True),
-        (f"results/data/{dataset}.pt", True),
-        (f"results/partitions/{partition}/assignment.json", True),
-        ("results/studies/two words/tables/results.md", True),
-    ):
-        lock.write_text(f"results/other\n{locked}\n")
-        message = graph.format_lock_message(arguments)
-        assert bool(message) == is_own, locked
-    assert "this folder (studies/two words.yaml) " in message
-    assert "    snakemake all --config 'params=studies/two words.yaml'\n" in message
-    assert dag.format_resume_advice(["all"]).endswith(":\n    snakemake all")
+    assert dag.format_resume_advice(arguments).endswith(":\n    snakemake all --config 'params=studies/two words.yaml'")
     assert dag.format_resume_advice(["all", dag.PROGRESS_OPTION]).endswith(" the same command again.")
     assert "`fedpipe show --params 'studies/two words.yaml'`" in graph.format_done_message()
     assert " results/studies/two words/tables/results.md," in graph.format_done_message()

@@ -88,10 +88,6 @@ except PermissionError as error:
 # 5. Pass the settings of section `execution` to jobs.
 shell.prefix(dag.format_shell_prefix(ENVIRONMENT | STUDY_DAG.job_environment))
 
-if workflow.is_main_process and not UNLOCKS:
-    if lock_message := STUDY_DAG.format_lock_message(WORDS):
-        print(lock_message, file=sys.stderr)
-
 
 onerror:
     if workflow.is_main_process:
