@@ -112,7 +112,7 @@ def test_docs_command_writes_all_pages_and_needs_docs_folder(in_empty_folder: Pa
     (in_empty_folder / "docs").mkdir()
     run_command("docs")
     paths = [path for path in in_empty_folder.rglob("*") if path.is_file()]
-    assert len(paths) == 8
+    assert len(paths) == 7
     for path in paths:
         assert path.read_bytes() == (ROOT / path.relative_to(in_empty_folder)).read_bytes(), "type `make docs`"
 
