@@ -61,14 +61,14 @@ def read_diagnostic_settings(files: DiagnosticFiles) -> dict[str, Any]:
         The file is missing, differs from the key in its name, or belongs to other code.
     """
     path = files.settings
-    settings = read_keyed_settings(path, "/".join(path.with_suffix("").parts[-3:]), _compute_path_end)
+    settings = read_keyed_settings(path, "/".join(path.with_suffix("").parts[-3:]), _compute_relative_path)
     kind = settings["kind"]
     if kind not in code_digest.DIAGNOSTIC_MODULES or settings["code"] != code_digest.compute_diagnostic_digest(kind):
         raise ArtifactError(f"{path} belongs to another version of {kind}. Type `fedpipe run`, which plans again.")
     return settings
 
 
-def _compute_path_end(settings: dict[str, Any]) -> str:
+def _compute_relative_path(settings: dict[str, Any]) -> str:
     """Compute the end of the path of a diagnostic's settings file, with its run and its round."""
     return f"{settings['run']}/{settings['round']:04d}/{settings['kind']}-{compute_json_digest(settings)}"
 

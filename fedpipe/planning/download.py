@@ -354,7 +354,7 @@ def _write_key_into_study(
             f"{text[: insert_mark.index]}{key}: {value}\n{' ' * insert_mark.column}{text[insert_mark.index :]}"
         )
     expected_settings = loader.read_params(params)
-    for alias_path in _iterate_key_paths_of_node(root, node):
+    for alias_path in _iterate_alias_paths(root, node):
         _get_nested_mapping(expected_settings, alias_path)[key] = entry
     try:
         if read_yaml(edited_text, params) != expected_settings:
@@ -371,7 +371,7 @@ def _get_nested_mapping(settings: dict[str, Any], key_path: tuple[str, ...]) -> 
     return mapping
 
 
-def _iterate_key_paths_of_node(
+def _iterate_alias_paths(
     root: yaml.Node | None, node: yaml.Node, parent_keys: tuple[str, ...] = ()
 ) -> Iterator[tuple[str, ...]]:
     """Iterate over all positions of a mapping in a YAML file, including its aliases."""
@@ -379,7 +379,7 @@ def _iterate_key_paths_of_node(
         yield parent_keys
     elif isinstance(root, yaml.MappingNode):
         for name, value in root.value:
-            yield from _iterate_key_paths_of_node(value, node, (*parent_keys, name.value))
+            yield from _iterate_alias_paths(value, node, (*parent_keys, name.value))
 
 
 def _find_yaml_mapping(node: yaml.Node | None, key: str) -> yaml.MappingNode | None:

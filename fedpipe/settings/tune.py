@@ -173,7 +173,7 @@ class Tune(Section):
         return rungs
 
     @model_validator(mode="after")
-    def _require_several_draws(self) -> Tune:
+    def _require_enough_draws_and_rungs(self) -> Tune:
         if self.sampler == "tpe" and len(self.rungs) == 1:
             raise ValueError(
                 f"sampler tpe can't be used with rungs {[*self.rungs]}, because new values are drawn after each rung "
