@@ -83,6 +83,6 @@ def read_current_plan(params: Path) -> Plan:
         files = plan.study_files
         raise ArtifactError(
             f"{files.plan} is outdated, because {params} or code has changed. Type "
-            f"`{layout.format_run_command(params)}`, or load the folder {files.path} for the earlier results."
+            f"`{layout.format_command('run', params)}`, or load the folder {files.path} for the earlier results."
         )
     return plan

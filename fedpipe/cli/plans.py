@@ -54,7 +54,7 @@ def find_derived_study(params: Path, preset: str, overrides: Sequence[str] | Non
     if not overrides:
         return params
     study = parse_derived_study(params, preset, overrides)
-    command = layout.format_run_command(params, preset, overrides)
+    command = layout.format_command("run", params, preset, overrides)
     study.require_unedited_file()
     if study.file_state == "missing":
         raise ArtifactError(f"{study.path} does not exist. Type `{command}` first.")

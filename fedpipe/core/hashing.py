@@ -1,8 +1,14 @@
-"""The hash of settings, for keys and fingerprints."""
+"""Hashes of settings, for keys and fingerprints, and of arrays."""
+
+from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 DIGEST_LENGTH = 12  #: hexadecimal digits of a key
 
@@ -17,3 +23,12 @@ def compute_json_digest(value: Any) -> str:
     """
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
+
+
+def compute_arrays_sha256(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
+    """SHA-256 of named arrays: for each one a line with name, dtype and shape, and then the values in C order."""
+    digest = hashlib.sha256()
+    for name, array in arrays.items():
+        digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+        digest.update(array.data)
+    return digest.hexdigest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import math
@@ -20,6 +19,7 @@ import numpy.typing as npt
 from fedpipe.core import rng
 from fedpipe.core.components import component, registry
 from fedpipe.core.errors import SettingsError
+from fedpipe.core.hashing import compute_arrays_sha256
 from fedpipe.core.storage import files
 from fedpipe.data.partitions.base import ColumnScheme, Integers, SampleClientPairs, Scheme
 from fedpipe.data.samples import Column
@@ -213,16 +213,9 @@ def read_client_names(table: pa.Table, num_clients: int) -> tuple[str, ...]:
 
 
 def compute_assignment_sha256(table: pa.Table) -> str:
-    """SHA-256 of an assignment's canonical bytes, independent of the file format's version.
-
-    The hash covers, for each column, a line with name, dtype and length, and then the values in little-endian order.
-    """
-    digest = hashlib.sha256()
-    for name, dtype in (("sample", "<i8"), ("client", "<i4"), ("label", "<i8"), ("split", "S10")):
-        column = np.asarray(table[name].to_numpy(zero_copy_only=False), dtype=dtype)
-        digest.update(f"{name} {column.dtype.str} {column.shape}\n".encode())
-        digest.update(column.tobytes())
-    return digest.hexdigest()
+    """SHA-256 of an assignment's columns in canonical dtypes, independent of the file format's version."""
+    dtypes = {"sample": "<i8", "client": "<i4", "label": "<i8", "split": "S10"}
+    return compute_arrays_sha256({name: np.asarray(table[name], dtype=dtype) for name, dtype in dtypes.items()})
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from fedpipe.core.components import registry
 from fedpipe.core.components.component import DATASET, list_parameters
 from fedpipe.core.errors import ArtifactError
+from fedpipe.core.hashing import compute_arrays_sha256
 from fedpipe.core.storage import files, layout
 from fedpipe.data.datasets.base import DatasetInfo
 from fedpipe.data.samples import Column, Samples
@@ -34,16 +35,8 @@ class StoredSamples(NamedTuple):
 
 
 def compute_samples_sha256(samples: Samples | StoredSamples) -> str:
-    """SHA-256 of a data set's canonical bytes, independent of machine and file format.
-
-    The hash covers, for x, y and test, a line with name, dtype and shape, and then the values in C order and
-    little-endian.
-    """
-    digest = hashlib.sha256()
-    for name, array in convert_to_canonical_arrays(samples).items():
-        digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
-        digest.update(array.data)
-    return digest.hexdigest()
+    """SHA-256 of a data set's x, y and test in canonical dtypes, independent of machine and file format."""
+    return compute_arrays_sha256(convert_to_canonical_arrays(samples))
 
 
 def get_stored_dataset_path(description: Mapping[str, Any]) -> Path:

@@ -235,12 +235,12 @@ class DerivedStudy:
         if origin and origin.groups() != (str(self.base), self.command_options):
             raise SettingsError(
                 f"{self.path}: is derived from {origin[1]} with {origin[2]}, and has the name of the study that "
-                f"{self.command_options} derives from {self.base}. Type `{layout.format_run_command(self.path)}` to "
+                f"{self.command_options} derives from {self.base}. Type `{layout.format_command('run', self.path)}` to "
                 "run the existing study, or delete it to derive the other one."
             )
         raise SettingsError(
             f"{self.path}: differs from the study that {self.command_options} derives from {self.base}, because it "
-            f"was edited. Type `{layout.format_run_command(self.path)}` to run it, or delete it to derive it again."
+            f"was edited. Type `{layout.format_command('run', self.path)}` to run it, or delete it to derive it again."
         )
 
     # -- content -------------------------------------------------------------------------------------------------------

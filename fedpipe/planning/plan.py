@@ -26,7 +26,7 @@ from pydantic import (
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage.files import read_json, read_verified_bytes, write_json
-from fedpipe.core.storage.layout import DiagnosticFiles, MergedRoundFiles, RunFiles, StudyFiles, format_run_command
+from fedpipe.core.storage.layout import DiagnosticFiles, MergedRoundFiles, RunFiles, StudyFiles, format_command
 from fedpipe.planning.keys import DatasetName, Key
 from fedpipe.planning.partition_names import build_partition_labels, name_partitions
 from fedpipe.planning.rungs import (
@@ -194,7 +194,7 @@ class Plan:
     @property
     def run_command(self) -> str:
         """The command that runs the study."""
-        return format_run_command(self.params, self.preset)
+        return format_command("run", self.params, self.preset)
 
     @property
     def study_files(self) -> StudyFiles:
@@ -425,7 +425,7 @@ class Plan:
         """Read the plan of a study. The error about a missing plan has the command that makes it."""
         path = StudyFiles.from_params(params, preset).plan
         if not path.is_file():
-            raise ArtifactError(f"{path} is missing. Type `{format_run_command(params, preset)}` first.")
+            raise ArtifactError(f"{path} is missing. Type `{format_command('run', params, preset)}` first.")
         return cls.read(path)
 
     def _is_consistent(self) -> bool:

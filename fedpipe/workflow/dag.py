@@ -28,7 +28,7 @@ from fedpipe.core.storage.layout import (
     DiagnosticFiles,
     MergedRoundFiles,
     RunFiles,
-    format_show_command,
+    format_command,
     get_assignment_path,
     get_dataset_path,
     get_heterogeneity_path,
@@ -379,10 +379,10 @@ class Dag:
         """Format the message after success: the next command."""
         params, preset = self.selection.params, self.selection.preset
         if self.selection.is_folder:
-            command, table = format_show_command(Path("FILE"), preset), "each study's table"
+            command, table = format_command("show", Path("FILE"), preset), "each study's table"
         else:
             table_path = self.selection.studies[params].get_result_table_path("md")
-            command, table = format_show_command(params, preset), f"the table, {table_path},"
+            command, table = format_command("show", params, preset), f"the table, {table_path},"
         return f"fedpipe: done. `{command}` prints {table} and the paths of the figures."
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from typing_extensions import override
 
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage import files
-from fedpipe.data.assignment import Assignment, assign_samples
+from fedpipe.data.assignment import Assignment, assign_samples, compute_assignment_sha256
 from fedpipe.data.partitions.base import Integers, Scheme
 from fedpipe.data.partitions.dirichlet import Dirichlet
 from fedpipe.data.partitions.dirichlet_balanced import DirichletBalanced
@@ -201,6 +202,12 @@ def test_assignment_supports_clients_with_one_sample() -> None:
     assert assignment.sizes.tolist() == [1] * 50
     assert assignment.class_counts.shape == (50, 10)
     assert sum(len(test) for test in assignment.test) == 30
+
+
+def test_assignment_sha256_equals_pinned_value() -> None:
+    columns = {"sample": [0, 1, 2], "client": [1, 0, -1], "label": [3, 3, 4], "split": ["train", "validation", "test"]}
+    sha256 = compute_assignment_sha256(pa.table(columns))
+    assert sha256 == "0b2c72382213410a3d85071dd8ec4406140e82545d443e30a36c0e298d403e1b"
 
 
 def test_assignment_survives_write_and_read(tmp_path: Path) -> None:

@@ -331,17 +331,8 @@ def list_studies(params: Path) -> list[Path]:
     return paths
 
 
-def format_run_command(params: Path, preset: str = FULL_PRESET, overrides: Iterable[str] = ()) -> str:
-    """Format the command that runs a study, with options `-S`."""
-    return _format_command("run", params, preset, overrides)
-
-
-def format_show_command(params: Path, preset: str = FULL_PRESET) -> str:
-    """Format the command that shows a study's table."""
-    return _format_command("show", params, preset)
-
-
-def _format_command(command: str, params: Path, preset: str, overrides: Iterable[str] = ()) -> str:
+def format_command(command: str, params: Path, preset: str = FULL_PRESET, overrides: Iterable[str] = ()) -> str:
+    """Format a command of fedpipe for a study, such as `fedpipe run`, with options `-S`."""
     params_option = [] if params == PARAMS else ["--params", str(params)]
     preset_option = [] if preset == FULL_PRESET else ["--preset", preset]
     override_options = [word for override in overrides for word in ("-S", override)]
