@@ -19,7 +19,6 @@ states.
 
 from fedpipe.testing.checks import CHECKS, check_algorithm, get_check_title
 from fedpipe.testing.comparisons import Check
-from fedpipe.testing.expected import Expected, Sizes, check_expectations
 from fedpipe.testing.trial import (
     CLASSES,
     MODELS,
@@ -37,12 +36,9 @@ __all__ = [
     "MODELS",
     "SIZES",
     "Check",
-    "Expected",
-    "Sizes",
     "Trial",
     "assert_same",
     "check_algorithm",
-    "check_expectations",
     "describe_difference",
     "get_check_title",
     "make_synthetic_clients",

@@ -6,7 +6,7 @@ from fedpipe.algorithms.apfl import APFL
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.local import Local
 from fedpipe.core.tensors import Tensors
-from fedpipe.testing import Expected
+from tests.algorithms.expected import Expected
 
 EXPECTED = Expected(traffic=[({}, lambda n: (n.all, n.all))], centralized={})
 

@@ -4,7 +4,7 @@ from torch.nn.functional import cross_entropy
 
 from fedpipe.algorithms.ccvr import CCVR
 from fedpipe.algorithms.fedavg import FedAvg
-from fedpipe.testing import Expected
+from tests.algorithms.expected import Expected
 
 EXPECTED = Expected(
     traffic=[({}, lambda n: (n.all, n.all + n.classes * (n.features + n.features**2 + 1)))],

@@ -15,7 +15,8 @@ from fedpipe.core.components import component, registry
 from fedpipe.engine import contract
 from fedpipe.settings import study
 from fedpipe.settings.federation import Federation
-from fedpipe.testing import Expected, checks, expected
+from fedpipe.testing import checks
+from tests.algorithms.expected import EXPECTATIONS, Expected, check_expectations
 
 ALGORITHMS = registry.list_components(component.ALGORITHM)
 
@@ -32,8 +33,8 @@ def read_expectations(name):
         expectations = None
     if not isinstance(expectations, Expected):
         pytest.fail(
-            f"tests/algorithms/test_{name}.py: EXPECTED is missing. Define a fedpipe.testing.Expected with "
-            f"the traffic of {name} and the parameters that switch off what it adds.",
+            f"tests/algorithms/test_{name}.py: EXPECTED is missing. Define an Expected of tests/algorithms/expected.py "
+            f"with the traffic of {name} and the parameters that switch off what it adds.",
             pytrace=False,
         )
     return expectations
@@ -59,12 +60,10 @@ def test_algorithm_satisfies_check_of_hooks_and_grid_axes_cannot_use_its_metrics
     assert {metric for metric in names if "." not in metric} <= {*study.TABLE_COLUMNS}
 
 
-@pytest.mark.parametrize("expectation", expected.EXPECTATIONS)
+@pytest.mark.parametrize("expectation", EXPECTATIONS)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_algorithm_meets_expectation(name, expectation):
-    assert (
-        testing.check_expectations(functools.partial(build_algorithm, name), read_expectations(name), expectation) == []
-    )
+    assert check_expectations(functools.partial(build_algorithm, name), read_expectations(name), expectation) == []
 
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if build_algorithm(name).needs_sgd])
@@ -104,17 +103,17 @@ def test_check_expectations_reports_unmet_expectations():
     model_traffic = [({}, lambda n: (n.all, n.all))]
     fedavg = functools.partial(build_algorithm, "fedavg")
     expectations = Expected(traffic=model_traffic, centralized={})
-    assert testing.check_expectations(fedavg, expectations, "traffic") == []
+    assert check_expectations(fedavg, expectations, "traffic") == []
     wrong_traffic = Expected(traffic=[({}, lambda n: (n.all, n.body))], centralized={})
-    (message,) = testing.check_expectations(fedavg, wrong_traffic, "traffic")
+    (message,) = check_expectations(fedavg, wrong_traffic, "traffic")
     assert message.startswith("traffic: (512, 512) bytes")
     assert "(512, 288)" in message
     wrong_exception = Expected(traffic=model_traffic, centralized={}, exceptions={"class_names": "for no reason"})
-    (message,) = testing.check_expectations(fedavg, wrong_exception, "class_names")
+    (message,) = check_expectations(fedavg, wrong_exception, "class_names")
     assert message.startswith("class_names: ")
     assert "for no reason" in message
     fedprox = functools.partial(build_algorithm, "fedprox")
-    (message,) = testing.check_expectations(fedprox, expectations, "centralized")
+    (message,) = check_expectations(fedprox, expectations, "centralized")
     assert message.startswith("centralized: a single client trains another model")
     with pytest.raises(ValueError, match=r"^exceptions: 'U3' .*: equal_uploads, centralized, no_learning"):
         Expected(traffic=model_traffic, centralized={}, exceptions={"U3": "for no reason"})

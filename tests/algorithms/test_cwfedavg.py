@@ -11,7 +11,7 @@ from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.tensors import Tensors
 from fedpipe.models.base import FunctionalNetwork, Network
 from fedpipe.settings.federation import Federation
-from fedpipe.testing import Expected
+from tests.algorithms.expected import Expected
 
 EXPECTED = Expected(
     traffic=[

@@ -5,7 +5,7 @@ from torch.nn.functional import cross_entropy
 from fedpipe.algorithms.fedala import FedALA
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.engine.clients.executor import FIRST
-from fedpipe.testing import Expected
+from tests.algorithms.expected import Expected
 
 EXPECTED = Expected(
     traffic=[({}, lambda n: (n.all, n.all))],

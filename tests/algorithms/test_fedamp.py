@@ -8,7 +8,7 @@ from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.model_stack import select_model
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.tensors import Tensors
-from fedpipe.testing import Expected
+from tests.algorithms.expected import Expected
 
 EXPECTED = Expected(
     traffic=[({}, lambda n: (n.all, n.all))],

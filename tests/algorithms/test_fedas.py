@@ -7,7 +7,7 @@ from fedpipe.algorithms.fedas import FedAS
 from fedpipe.algorithms.fedper import FedPer
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.models.mlp import MLP
-from fedpipe.testing import Expected
+from tests.algorithms.expected import Expected
 
 EXPECTED = Expected(
     traffic=[({}, lambda n: (n.body, n.body + 1))],

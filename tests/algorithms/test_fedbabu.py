@@ -5,7 +5,7 @@ from torch.nn.functional import cross_entropy
 from fedpipe.algorithms.fedbabu import FedBABU
 from fedpipe.engine.clients.loop import LoopExecutor
 from fedpipe.models.mlp import MLP
-from fedpipe.testing import Expected
+from tests.algorithms.expected import Expected
 
 EXPECTED = Expected(traffic=[({}, lambda n: (n.body, n.body))], centralized="the head never trains")
 

@@ -10,7 +10,7 @@ from fedpipe.algorithms.fedbn import FedBN
 from fedpipe.engine.torch_env.trees import count_bytes
 from fedpipe.models.base import Network
 from fedpipe.models.cnn5 import CNN5
-from fedpipe.testing import Expected
+from tests.algorithms.expected import Expected
 
 EXPECTED = Expected(
     traffic=[({}, lambda n: (n.all, n.all))],

@@ -8,7 +8,7 @@ from fedpipe.algorithms.batch import Batch
 from fedpipe.algorithms.fedcp import FedCP, compute_squared_mmd
 from fedpipe.algorithms.fedper import FedPer
 from fedpipe.models.mlp import MLP
-from fedpipe.testing import Expected
+from tests.algorithms.expected import Expected
 
 EXPECTED = Expected(
     traffic=[({}, lambda n: (n.all + 2 * n.features**2 + 6 * n.features,) * 2)],

@@ -5,7 +5,7 @@ from torch.nn.functional import cross_entropy
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.feddbe import FedDBE
 from fedpipe.models.mlp import MLP
-from fedpipe.testing import Expected
+from tests.algorithms.expected import Expected
 
 EXPECTED = Expected(
     traffic=[({}, lambda n: (n.all + n.features + 1, n.all + n.features))],

@@ -6,7 +6,7 @@ from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.feddistill_plus import FedDistillPlus, compute_kl_divergence, compute_wrong_kl_divergence
 from fedpipe.algorithms.feddw import FedDW
 from fedpipe.algorithms.uploads import Uploads
-from fedpipe.testing import Expected
+from tests.algorithms.expected import Expected
 
 EXPECTED = Expected(
     traffic=[

@@ -20,8 +20,8 @@ from fedpipe.models.base import Network
 from fedpipe.planning.study_facts import build_study_facts
 from fedpipe.settings.parser import parse_params
 from fedpipe.settings.transforms import Transforms
-from fedpipe.testing import Expected
 from tests import small_studies as studies
+from tests.algorithms.expected import Expected
 
 EXPECTED = Expected(
     traffic=[({}, lambda n: (n.all, n.all)), ({"vector": "gradient"}, lambda n: (n.all, n.all + n.head))],

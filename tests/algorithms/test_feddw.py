@@ -13,7 +13,7 @@ from fedpipe.engine.clients.transforms import transform_images
 from fedpipe.models.base import Network, compute_class_relations
 from fedpipe.models.mlp import MLP
 from fedpipe.settings.transforms import Transforms
-from fedpipe.testing import Expected
+from tests.algorithms.expected import Expected
 
 EXPECTED = Expected(
     traffic=[({}, lambda n: (n.all + n.classes**2, n.all + n.classes**2 + n.classes))],

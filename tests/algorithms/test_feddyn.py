@@ -8,7 +8,7 @@ from fedpipe.core.components import component, registry
 from fedpipe.core.errors import SettingsError
 from fedpipe.engine.clients import evaluation
 from fedpipe.settings.evaluation import Evaluation
-from fedpipe.testing import Expected
+from tests.algorithms.expected import Expected
 
 EXPECTED = Expected(
     traffic=[({}, lambda n: (n.all, n.all))],

@@ -9,7 +9,7 @@ from fedpipe.algorithms.model_stack import select_model
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.tensors import Tensors
 from fedpipe.engine.clients.federated_data import FederatedData
-from fedpipe.testing import Expected
+from tests.algorithms.expected import Expected
 
 EXPECTED = Expected(
     traffic=[({}, lambda n: (0, n.all))],  # in the first round, see below for later rounds

@@ -11,7 +11,7 @@ from fedpipe.core.errors import SettingsError
 from fedpipe.core.tensors import Tensors
 from fedpipe.models.base import FunctionalNetwork, Network
 from fedpipe.models.mlp import MLP
-from fedpipe.testing import Expected
+from tests.algorithms.expected import Expected
 
 EXPECTED = Expected(
     traffic=[({}, lambda n: (n.all, n.all + n.classes))],

@@ -4,7 +4,7 @@ import torch
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.fednova import FedNova
 from fedpipe.algorithms.uploads import Uploads
-from fedpipe.testing import Expected
+from tests.algorithms.expected import Expected
 
 EXPECTED = Expected(
     traffic=[({}, lambda n: (n.all, n.all + 1))],

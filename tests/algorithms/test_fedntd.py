@@ -7,7 +7,7 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
 from fedpipe.algorithms.batch import Batch
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.fedntd import FedNTD, compute_not_true_log_softmax
-from fedpipe.testing import Expected
+from tests.algorithms.expected import Expected
 
 EXPECTED = Expected(
     traffic=[({}, lambda n: (n.all, n.all))],

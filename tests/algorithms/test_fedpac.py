@@ -7,7 +7,7 @@ from torch.nn.functional import cross_entropy
 from fedpipe.algorithms.fedpac import FedPAC, compute_head_weights, minimize_on_simplex
 from fedpipe.algorithms.fedrep import FedRep
 from fedpipe.models.mlp import MLP
-from fedpipe.testing import Expected
+from tests.algorithms.expected import Expected
 
 EXPECTED = Expected(
     traffic=[({}, lambda n: (n.all + n.classes * (n.features + 1), n.all + n.classes * (2 * n.features + 1) + 1))],

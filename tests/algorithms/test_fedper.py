@@ -5,7 +5,7 @@ from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.fedper import FedPer
 from fedpipe.algorithms.local import Local
 from fedpipe.algorithms.pfps_lwc import PFPSLWC
-from fedpipe.testing import Expected
+from tests.algorithms.expected import Expected
 
 EXPECTED = Expected(
     traffic=[

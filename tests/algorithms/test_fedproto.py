@@ -10,7 +10,7 @@ from fedpipe.algorithms.fedproto import FedProto
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.tensors import Tensors
 from fedpipe.models.base import FunctionalNetwork, Network
-from fedpipe.testing import Expected
+from tests.algorithms.expected import Expected
 
 EXPECTED = Expected(
     traffic=[({}, lambda n: (n.classes * n.features + n.classes, n.classes * n.features + n.classes))],

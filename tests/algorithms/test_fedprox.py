@@ -2,7 +2,7 @@ import pytest
 
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.fedprox import FedProx
-from fedpipe.testing import Expected
+from tests.algorithms.expected import Expected
 
 EXPECTED = Expected(
     traffic=[({}, lambda n: (n.all, n.all))],

@@ -5,7 +5,7 @@ from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.fedpvr import FedPVR
 from fedpipe.algorithms.scaffold import Scaffold
 from fedpipe.models.mlp import MLP
-from fedpipe.testing import Expected
+from tests.algorithms.expected import Expected
 
 EXPECTED = Expected(
     traffic=[({}, lambda n: (n.all + n.head, n.all + n.head))],

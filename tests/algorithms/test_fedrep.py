@@ -8,7 +8,7 @@ from fedpipe.algorithms.fedbabu import FedBABU
 from fedpipe.algorithms.fedrep import FedRep
 from fedpipe.models.base import Network
 from fedpipe.models.mlp import MLP
-from fedpipe.testing import Expected
+from tests.algorithms.expected import Expected
 
 EXPECTED = Expected(
     traffic=[({}, lambda n: (n.body, n.body))],

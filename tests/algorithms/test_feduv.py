@@ -9,7 +9,7 @@ from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.feduv import FedUV, compute_uniformity_loss, compute_variance_deficit
 from fedpipe.core.components import component, registry
 from fedpipe.core.errors import SettingsError
-from fedpipe.testing import Expected
+from tests.algorithms.expected import Expected
 
 EXPECTED = Expected(
     traffic=[({}, lambda n: (n.all, n.all))],

@@ -8,7 +8,7 @@ from fedpipe.algorithms.batch import Batch
 from fedpipe.algorithms.gpfl import GPFL, SHARED_PARTS, apply_valve
 from fedpipe.core.tensors import Tensors
 from fedpipe.models.mlp import MLP
-from fedpipe.testing import Expected
+from tests.algorithms.expected import Expected
 
 
 def count_shared_values(n):

@@ -10,7 +10,7 @@ from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.tensors import Tensors
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.models.base import Network
-from fedpipe.testing import Expected
+from tests.algorithms.expected import Expected
 
 EXPECTED = Expected(
     traffic=[({"clusters": 3}, lambda n: (3 * n.all, n.all + 1))],

@@ -5,7 +5,7 @@ from torch.nn.functional import cross_entropy
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.lg_fedavg import LGFedAvg
 from fedpipe.core.tensors import Tensors
-from fedpipe.testing import Expected
+from tests.algorithms.expected import Expected
 
 EXPECTED = Expected(
     traffic=[({}, lambda n: (n.head, n.head)), ({"layers": 2}, lambda n: (n.all, n.all))],

@@ -10,7 +10,7 @@ from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.moon import MOON
 from fedpipe.core.tensors import Tensors
 from fedpipe.models.base import FunctionalNetwork, Network
-from fedpipe.testing import Expected
+from tests.algorithms.expected import Expected
 
 EXPECTED = Expected(
     traffic=[({}, lambda n: (n.all, n.all))],

@@ -5,7 +5,7 @@ from torch.nn.functional import cross_entropy
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.perfedavg import PerFedAvg
 from fedpipe.core.tensors import Tensors
-from fedpipe.testing import Expected
+from tests.algorithms.expected import Expected
 
 EXPECTED = Expected(
     traffic=[({}, lambda n: (n.all, n.all))],

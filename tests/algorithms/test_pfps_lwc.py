@@ -11,7 +11,7 @@ from fedpipe.engine.clients.executor import FIRST
 from fedpipe.models.base import FunctionalNetwork, Network
 from fedpipe.models.mlp import MLP
 from fedpipe.settings.evaluation import Evaluation
-from fedpipe.testing import Expected
+from tests.algorithms.expected import Expected
 
 EXPECTED = Expected(
     traffic=[({}, lambda n: (n.body, n.body))],

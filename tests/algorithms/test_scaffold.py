@@ -3,7 +3,7 @@ import torch
 
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.scaffold import Scaffold
-from fedpipe.testing import Expected
+from tests.algorithms.expected import Expected
 
 EXPECTED = Expected(
     traffic=[({}, lambda n: (2 * n.all, 2 * n.all))],

@@ -47,7 +47,7 @@ def test_contract_tests_fail_for_algorithm_without_test_file(tmp_path: Path) -> 
     assert "skipped" not in process.stdout
 
     (clone / "tests/algorithms/test_fake.py").write_text(
-        "from fedpipe.testing import Expected\n\n"
+        "from tests.algorithms.expected import Expected\n\n"
         "EXPECTED = Expected(traffic=[({}, lambda n: (n.all, n.all))], centralized={})\n"
     )
     assert "5 passed" in run(clone, *tests[2:])

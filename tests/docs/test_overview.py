@@ -8,7 +8,7 @@ import pytest
 from fedpipe.cli.docs import overview
 from fedpipe.core.components import registry
 from fedpipe.core.components.component import ALGORITHM
-from fedpipe.testing import Expected, Sizes
+from tests.algorithms.expected import Expected, Sizes
 from tests.small_studies import ROOT
 
 ALGORITHMS = registry.list_components(ALGORITHM)

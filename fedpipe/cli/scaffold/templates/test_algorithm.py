@@ -10,12 +10,13 @@ from fedpipe import testing
 from fedpipe.algorithms.base import Algorithm, Batch
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.core.components import component, registry
-from fedpipe.testing import Expected, make_trial
+from fedpipe.testing import make_trial
+from tests.algorithms.expected import Expected
 
 NAME = "fedpipe.cli.scaffold.templates.algorithm.Template"
 
 # Expectations that the contract's tests need: the counts of numbers that travel down and up, and the parameters that
-# switch off all that it adds to training (or why there are none). See fedpipe/testing/expected.py for all fields.
+# switch off all that it adds to training (or why there are none). See tests/algorithms/expected.py for all fields.
 EXPECTED = Expected(
     traffic=[({}, lambda n: (n.all, n.all))],
     centralized={"pull": 0.0},
