@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import importlib.util
 import inspect
@@ -11,19 +10,17 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from fedpipe.core.errors import SettingsError, find_nearest_name
 
-BROKEN_CLASSES = "__broken_classes__"  #: attribute of a module that lacks classes: their errors by name
 UNSEEDED_GENERATORS = "__unseeded_generators__"  #: attribute of a module: libraries from which it draws without a seed
 
 
 def import_user_object(key: str, path: str, is_suitable: Callable[[Any], bool], advice: str) -> Any:
-    """Import a class or function, although other classes of the module may raise an error.
+    """Import a class or function.
 
     Parameters
     ----------
@@ -44,8 +41,6 @@ def import_user_object(key: str, path: str, is_suitable: Callable[[Any], bool], 
     module_name, _, member = path.rpartition(".")
     try:
         module = _import_and_watch_module(module_name)
-        if broken := getattr(module, BROKEN_CLASSES, {}).get(member):
-            raise broken
     except Exception as error:  # a user's module may raise anything
         reason, advice = _explain_import_failure(error, module_name, advice)
         raise SettingsError(f"{key}: '{path}' can't be imported ({reason}). {advice}") from error
@@ -95,7 +90,7 @@ def read_generator_states() -> dict[str, Any]:
 def _import_and_watch_module(name: str) -> ModuleType:
     """Import a module, and record from which global generators it draws without a seed."""
     old_names, states = {*sys.modules}, read_generator_states()
-    module = _import_module(name)
+    module = importlib.import_module(name)
     new_states = read_generator_states()  # a library that was imported now had no state
     if name not in old_names and any(new_states[library] != state for library, state in states.items()):
         folder = Path(str(module.__file__)).parent
@@ -118,51 +113,6 @@ def _find_unseeded_generators(modules: Sequence[ModuleType]) -> list[str]:
         with suppress(Exception):  # code that can run only once
             spec.loader.exec_module(importlib.util.module_from_spec(spec))
     return [library for library, state in read_generator_states().items() if state != states.get(library)]
-
-
-def _import_module(name: str) -> ModuleType:
-    """Import a module. If it fails, import it without the classes that raise an error."""
-    try:
-        return importlib.import_module(name)
-    except SyntaxError:
-        raise
-    except Exception:
-        try:
-            spec = importlib.util.find_spec(name)
-        except (ImportError, ValueError):  # of its package, or an empty name
-            spec = None
-        if spec is None or not str(spec.origin).endswith(".py"):
-            raise
-        return _import_module_without_broken_classes(spec)
-
-
-def _import_module_without_broken_classes(spec: ModuleSpec) -> ModuleType:
-    """Import a module without the classes that raise an error. Record these errors in the module.
-
-    Raises
-    ------
-    Exception
-        A statement that is not a class raised an error. If an earlier class has failed, its error is raised instead.
-    """
-    path, module, errors = Path(str(spec.origin)), importlib.util.module_from_spec(spec), dict[str, Exception]()
-    sys.modules[spec.name] = module
-    tree = ast.parse(path.read_bytes())
-    future_imports = [
-        statement
-        for statement in tree.body
-        if isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
-    ]
-    for statement in tree.body:
-        body = [*future_imports, statement]  # they change how a statement is compiled
-        try:
-            exec(compile(ast.Module(body, []), path, "exec", dont_inherit=True), vars(module))
-        except Exception as error:
-            if not isinstance(statement, ast.ClassDef):
-                del sys.modules[spec.name]
-                raise next(iter(errors.values()), error) from None
-            errors[statement.name] = error
-    setattr(module, BROKEN_CLASSES, errors)
-    return module
 
 
 def _explain_import_failure(error: Exception, module: str, advice: str) -> tuple[str, str]:
