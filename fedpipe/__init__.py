@@ -41,5 +41,4 @@ def load(path: str | Path = "params.yaml") -> Results:
     >>> results = fedpipe.load("params.yaml")  # doctest: +SKIP
     >>> results.accuracies.query("round == 20").groupby(["algorithm", "protocol"])["accuracy"].mean()  # doctest: +SKIP
     """
-    results: Results = importlib.import_module("fedpipe.analysis.load").load(path)  # with pandas, which takes a second
-    return results
+    return importlib.import_module("fedpipe.analysis.load").load(path)  # with pandas, which takes a second

@@ -130,8 +130,7 @@ class Results:
         long_frame = long_frame.astype({"column": int}).sort_values(
             [*long_frame.columns.drop(["row", "column", "value"]), "row", "column"]
         )
-        tidy_frame: pd.DataFrame = long_frame.dropna(subset=["value"]).reset_index(drop=True)
-        return tidy_frame
+        return long_frame.dropna(subset=["value"]).reset_index(drop=True)
 
     @cached_property
     def partitions(self) -> pd.DataFrame:
@@ -149,8 +148,7 @@ class Results:
                 names = dict(enumerate(stored_files.get_class_names(run.dataset)))
                 client_names = frame["client"].map(self._data.client_names_by_partition[run.partition])
                 frames.append(frame.assign(class_name=frame["label"].map(names), client_name=client_names))
-        all_partitions: pd.DataFrame = pd.concat(frames, ignore_index=True)
-        return all_partitions
+        return pd.concat(frames, ignore_index=True)
 
     @cached_property
     def provenance(self) -> pd.DataFrame:

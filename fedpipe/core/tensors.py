@@ -103,8 +103,7 @@ class Tensors(dict[str, Tensor]):
 
     def norm(self) -> Tensor:
         """Euclidean norm over all elements, a scalar. Its gradient at 0 is 0."""
-        norm: Tensor = torch.linalg.vector_norm(self.flat())
-        return norm
+        return torch.linalg.vector_norm(self.flat())
 
     def clipped(self, norm: float | None, inplace: bool = False) -> Tensors:
         """Scale down to this norm if it is larger, like ``torch.nn.utils.clip_grad_norm_``. None means no limit.

@@ -75,8 +75,7 @@ def read_class_names(path: Path) -> tuple[str, ...]:
 
 def read_omitted_columns(path: Path) -> dict[str, str]:
     """Reasons why arrays or columns of the user's file are not among the columns of a stored data set, by name."""
-    omitted_columns: dict[str, str] = files.read_json(path.with_suffix(".json")).get("omitted_columns", {})
-    return omitted_columns
+    return files.read_json(path.with_suffix(".json")).get("omitted_columns", {})
 
 
 def get_dataset_settings_path(name: str) -> Path:

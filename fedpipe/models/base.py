@@ -39,8 +39,7 @@ class Network(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of shape (B, C) for inputs of shape (B, *shape)."""
-        logits: Tensor = self.head(self.body(x))
-        return logits
+        return self.head(self.body(x))
 
 
 @dataclass(frozen=True, kw_only=True)

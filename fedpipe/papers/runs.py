@@ -108,5 +108,4 @@ read_merged_frame = functools.lru_cache(maxsize=2048)(results.read_merged_frame)
 @functools.lru_cache(maxsize=2048)
 def read_run_settings(path: Path) -> dict[str, Any]:
     """Read a ``run.yaml``."""
-    run_settings: dict[str, Any] = read_generated_yaml(path)
-    return run_settings
+    return read_generated_yaml(path)

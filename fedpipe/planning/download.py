@@ -367,8 +367,7 @@ def _write_key_into_study(
 
 
 def _get_nested_mapping(settings: dict[str, Any], key_path: tuple[str, ...]) -> dict[str, Any]:
-    mapping: dict[str, Any] = functools.reduce(lambda parent, part: parent[part], key_path, settings)
-    return mapping
+    return functools.reduce(lambda parent, part: parent[part], key_path, settings)
 
 
 def _iterate_alias_paths(

@@ -281,8 +281,7 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to the content of ``plan.json``, which does not depend on the results of `tune`."""
-        content: dict[str, Any] = _get_plan_type_adapter().dump_python(self.plan_without_tuning, mode="json")
-        return content
+        return _get_plan_type_adapter().dump_python(self.plan_without_tuning, mode="json")
 
     # -- section `tune` ------------------------------------------------------------------------------------------------
 

@@ -132,8 +132,7 @@ def list_evaluation_protocols(plan: Plan, frame: pd.DataFrame) -> list[str]:
 def select_rows_of_standard_protocols(plan: Plan, frame: pd.DataFrame) -> pd.DataFrame:
     """Select rows with standard protocols for the clients of `report.clients`, without further ones of methods."""
     protocols = list_reported_protocols(get_args(Protocol), plan.report.clients)
-    selected_rows: pd.DataFrame = frame[frame["protocol"].isin(protocols)]
-    return selected_rows
+    return frame[frame["protocol"].isin(protocols)]
 
 
 def compute_reported_scores(frame: pd.DataFrame, round: ReportedRound, last_k: int) -> pd.DataFrame:
@@ -189,8 +188,7 @@ def compute_scores(metrics: pd.DataFrame, names: Iterable[Metric], keys: Sequenc
         for metric in names
         if {*METRIC_COLUMNS[metric]} <= {*metrics.columns}
     }
-    frame: pd.DataFrame = pd.concat(scores, names=["metric"]).rename("score").reset_index()
-    return frame
+    return pd.concat(scores, names=["metric"]).rename("score").reset_index()
 
 
 def compute_scores_of_runs(metrics: Sequence[pd.DataFrame], names: Collection[Metric]) -> list[pd.DataFrame]:
@@ -231,8 +229,7 @@ def _compute_averages(tested_rows: pd.DataFrame, metric: Metric, keys: list[str]
         "client": _average_over_clients(rows, keys),
         "worst": worst_average.reindex(by_round["score"].count().index),
     }
-    scores: pd.Series[float] = pd.concat(averages, names=["average"])
-    return scores
+    return pd.concat(averages, names=["average"])
 
 
 def _average_over_clients(rows: pd.DataFrame, keys: list[str]) -> pd.Series[float]:
@@ -285,8 +282,7 @@ def _pool_calibration_error(rows: pd.DataFrame) -> float:
 
 def compute_mean_of_worst_tenth(accuracies: FloatArray) -> FloatArray:
     """Compute the mean of the lowest tenth along the last axis, at least one."""
-    worst: FloatArray = np.sort(accuracies)[..., : max(1, accuracies.shape[-1] // 10)].mean(-1)
-    return worst
+    return np.sort(accuracies)[..., : max(1, accuracies.shape[-1] // 10)].mean(-1)
 
 
 def _get_score_signs(frame: pd.DataFrame) -> pd.Series[float]:
@@ -299,14 +295,12 @@ def compute_calibration_error(samples: FloatArray, hits: FloatArray, confidences
 
     It is the mean distance of a bin's accuracy to its mean confidence, weighted by samples (Guo et al., ICML 2017).
     """
-    error: FloatArray = np.abs(hits - confidences).sum(-1) / samples.sum(-1)
-    return error
+    return np.abs(hits - confidences).sum(-1) / samples.sum(-1)
 
 
 def select_last_rounds(frame: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     """Select the rows of the last evaluated round of each group with equal ``keys``."""
-    selected_rows: pd.DataFrame = frame[frame["round"] == frame.groupby(list(keys))["round"].transform("max")]
-    return selected_rows
+    return frame[frame["round"] == frame.groupby(list(keys))["round"].transform("max")]
 
 
 def add_cell_columns(plan: Plan, cells: Sequence[Cell], row_counts: Sequence[int], frame: pd.DataFrame) -> pd.DataFrame:
@@ -354,15 +348,13 @@ def select_best_rows(plan: Plan, means: pd.DataFrame) -> list[tuple[Hashable, ..
 
 def read_merged_frame(path: Path) -> pd.DataFrame:
     """Read a merged table of a run, checked against its recorded SHA-256."""
-    frame: pd.DataFrame = files.table_to_frame(layout.read_merged_table(path))
-    return frame
+    return files.table_to_frame(layout.read_merged_table(path))
 
 
 def read_run_times(cell: Cell) -> dict[str, Any]:
     """Read the seconds of each round of a cell (``rounds``) and the environment (``made_by``)."""
     merged_files = cell.merged_files
-    times: dict[str, Any] = files.read_json(merged_files.times, merged_files.read_recorded_sha256(merged_files.times))
-    return times
+    return files.read_json(merged_files.times, merged_files.read_recorded_sha256(merged_files.times))
 
 
 def join_environments(environments: Iterable[Mapping[str, Any]]) -> dict[str, str]:

@@ -66,5 +66,4 @@ def build_json_schema() -> dict[str, Any]:
     properties["dataset"] = build_component_schema(DATASET)
     for choice in properties["dataset"]["anyOf"]:
         choice["properties"] = dataset_keys | choice["properties"]
-    plain_schema: dict[str, Any] = json.loads(json.dumps(schema))
-    return plain_schema
+    return json.loads(json.dumps(schema))

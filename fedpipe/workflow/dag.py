@@ -70,8 +70,7 @@ class Dag:
             self._cache.clear()
             plans = tuple(plan.add_search_results() for plan in self.planned.plans)
             self._cache[state] = replace(self.planned, plans=plans)
-        plan: CombinedPlan = self._cache[state]
-        return plan
+        return self._cache[state]
 
     @classmethod
     def from_selection(cls, selection: StudySelection) -> Dag:
@@ -340,8 +339,7 @@ class Dag:
         if "names" not in self._cache:
             names_by_plan = map(status.format_run_names, plans)
             self._cache["names"] = {path: name for names in names_by_plan for path, name in names.items()}
-        titles_by_run_path: dict[Path, str] = self._cache["names"]
-        return titles_by_run_path
+        return self._cache["names"]
 
     def describe_remaining_runs(self) -> str:
         """Describe how many runs are to do, and how many more can follow from the results of `tune`."""

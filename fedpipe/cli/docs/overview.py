@@ -47,8 +47,7 @@ def render_methods_overview() -> str:
 
 def read_methods_of_other_libraries() -> dict[str, Any]:
     """The other libraries by name, each with its repository, commit and methods."""
-    other_libraries: dict[str, Any] = read_yaml(PEERS_FILE.read_text(), PEERS_FILE)
-    return other_libraries
+    return read_yaml(PEERS_FILE.read_text(), PEERS_FILE)
 
 
 def render_method_row(name: str, other_libraries: dict[str, Any]) -> str:

@@ -75,8 +75,7 @@ def find_component(kind: ComponentKind, name: str, key: str | None = None) -> ty
         )
         require_seeded_import(key, name)
         if _is_network_function(kind, candidate):
-            family: type[Component] = importlib.import_module(kind.function_module).make_model_class(candidate)
-            return family
+            return importlib.import_module(kind.function_module).make_model_class(candidate)
         if not is_component_class(candidate):
             alternative = (
                 ", or be a function (shape, classes) that returns a body and a head" if kind.function_module else ""
@@ -275,8 +274,7 @@ def add_dw_parameter(kind: ComponentKind, component: type[Component]) -> type[Co
     """Class with the parameters of extensions. Most algorithms can have FedDW's regularizer `dw`."""
     if kind is not ALGORITHM or _import_feddw_extension().get_dw_conflict(component):
         return component
-    extended_class: type[Component] = _import_feddw_extension().add_dw_mixin(component)
-    return extended_class
+    return _import_feddw_extension().add_dw_mixin(component)
 
 
 def _import_feddw_extension() -> Any:
@@ -294,5 +292,4 @@ def get_component_name(kind: ComponentKind, component: type[Component]) -> str:
 @functools.cache
 def _get_base_class(kind: ComponentKind) -> type[Component]:
     bases = {ALGORITHM: "Algorithm", MODEL: "Model", PARTITION: "Scheme", DATASET: "Dataset"}
-    base: type[Component] = getattr(importlib.import_module(f"{kind.package}.base"), bases[kind])
-    return base
+    return getattr(importlib.import_module(f"{kind.package}.base"), bases[kind])

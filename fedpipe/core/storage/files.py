@@ -222,8 +222,7 @@ def read_column_names(path: Path) -> list[str]:
 
 def table_to_frame(table: pa.Table) -> pd.DataFrame:
     """Convert a table to a pandas frame."""
-    dataframe: pd.DataFrame = table.to_pandas(use_threads=False)
-    return dataframe
+    return table.to_pandas(use_threads=False)
 
 
 def is_stored(path: Path) -> bool:

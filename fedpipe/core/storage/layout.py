@@ -44,7 +44,7 @@ class FolderEntry:
         self._name = name
 
     def __get__(self, owner: Any, owner_type: type) -> Path:
-        return Path(owner.path / self._name)
+        return owner.path / self._name
 
 
 @dataclass(frozen=True)

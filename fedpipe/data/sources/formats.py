@@ -353,8 +353,7 @@ def _read_features(table: pa.Table, source: str, names: Sequence[str]) -> npt.ND
         if not _is_numeric_column(table[name].type, name):
             raise _make_input_error(table, source, name)
     features = np.stack([table[name].cast(pa.float64(), safe=False).to_numpy() for name in names], axis=1)
-    prepared: npt.NDArray[np.float32] = _convert_input_layout(source, features)
-    return prepared
+    return _convert_input_layout(source, features)
 
 
 def _make_input_error(table: pa.Table, source: str, name: str) -> ArtifactError:

@@ -75,5 +75,4 @@ def encode_texts(
 def _make_analyzer(pattern: str, preprocessor: Callable[[str], str] | None = None) -> Analyzer:
     from sklearn.feature_extraction.text import CountVectorizer
 
-    analyzer: Analyzer = CountVectorizer(token_pattern=pattern, preprocessor=preprocessor).build_analyzer()
-    return analyzer
+    return CountVectorizer(token_pattern=pattern, preprocessor=preprocessor).build_analyzer()

@@ -136,17 +136,13 @@ def add_model_to_uploads(
 
         @override
         def keep(self, client: State) -> State:
-            kept_state: State = super().keep(client) if finetune_epochs is None else {}
-            return kept_state
+            return super().keep(client) if finetune_epochs is None else {}
 
         @override
         def traffic(self, state: State) -> State:
             if finetune_epochs is not None:
                 return {}
-            counted_state: State = super().traffic(
-                {part: value for part, value in state.items() if not _is_diagnostic_part(part)}
-            )
-            return counted_state
+            return super().traffic({part: value for part, value in state.items() if not _is_diagnostic_part(part)})
 
         def _record_trace_in_pass(self, pass_: Pass) -> Pass:
             if not isinstance(pass_, Train):

@@ -55,8 +55,7 @@ def draw_random_direction(model: Tensors, seed: int, index: int) -> Tensors:
             return torch.zeros_like(value)
         filters, norms = noise.flatten(1), value.flatten(1).norm(dim=1, keepdim=True)
         length = filters.norm(dim=1, keepdim=True).clamp(min=torch.finfo(value.dtype).tiny)
-        new_filters: torch.Tensor = (filters / length * norms).reshape(value.shape)
-        return new_filters
+        return (filters / length * norms).reshape(value.shape)
 
     return model.map(scale_filters)
 

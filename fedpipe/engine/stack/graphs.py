@@ -81,8 +81,7 @@ class CapturedStep:
         self._load_buffers(state, batch_plan)
         for _ in range(len(batch_plan.samples)):
             self._replay()
-        new_state: State = pytree.tree_unflatten([leaf.clone() for leaf in self._state], self._tree)
-        return new_state
+        return pytree.tree_unflatten([leaf.clone() for leaf in self._state], self._tree)
 
     def _load_buffers(self, state: State, batch_plan: BatchPlan) -> None:
         self._counter.zero_()

@@ -359,8 +359,7 @@ def _gather_batch(clients: FederatedData, stack_batch: StackBatch) -> tuple[Tens
 
 def take_first_rows(state: State, width: int) -> State:
     """Take the first rows. The same tensors if these are all rows."""
-    first_rows: State = pytree.tree_map(lambda value: value if len(value) == width else value[:width], state)
-    return first_rows
+    return pytree.tree_map(lambda value: value if len(value) == width else value[:width], state)
 
 
 def _replace_first_rows(first_rows: Any, all_rows: Any) -> Any:
@@ -374,8 +373,7 @@ def _replace_first_rows(first_rows: Any, all_rows: Any) -> Any:
 
 def _compute_gradient_and_loss(compute_loss: LossFunction, parameters: Tensors) -> GradientAndLoss:
     """Compute gradient, loss and statistics (:class:`~fedpipe.engine.clients.executor.ClientPass`)."""
-    gradient_and_loss: GradientAndLoss = grad_and_value(compute_loss, has_aux=True)(parameters)
-    return gradient_and_loss
+    return grad_and_value(compute_loss, has_aux=True)(parameters)
 
 
 def _step_live_clients(step: Callable[..., State], state: State, live: Flags | None, *batch: Tensor) -> State:

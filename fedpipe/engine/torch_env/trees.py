@@ -14,14 +14,12 @@ from fedpipe.algorithms.batch import State
 
 def make_contiguous(state: State) -> State:
     """Make all tensors contiguous, so that results do not depend on their layout."""
-    new_state: State = pytree.tree_map(lambda value: value.detach().contiguous(), state)
-    return new_state
+    return pytree.tree_map(lambda value: value.detach().contiguous(), state)
 
 
 def move_state(state: State, device: torch.device) -> State:
     """Move a state to a device."""
-    new_state: State = pytree.tree_map(lambda value: value.to(device), state)
-    return new_state
+    return pytree.tree_map(lambda value: value.to(device), state)
 
 
 def stack_states(states: Sequence[State], device: torch.device | None = None) -> State:
@@ -32,14 +30,12 @@ def stack_states(states: Sequence[State], device: torch.device | None = None) ->
             values = tuple(value.to(device) for value in values)
         return torch.stack(values).to(device)  # one transfer if all are on the CPU
 
-    stacked_state: State = pytree.tree_map(stack_tensors, *states) if states else {}
-    return stacked_state
+    return pytree.tree_map(stack_tensors, *states) if states else {}
 
 
 def unstack_client(state: State, index: int) -> State:
     """Get one client's part of a stack."""
-    client_state: State = pytree.tree_map(lambda value: value[index], state)
-    return client_state
+    return pytree.tree_map(lambda value: value[index], state)
 
 
 def is_finite(state: Any) -> Tensor:
