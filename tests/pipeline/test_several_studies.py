@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import small_studies as studies
-from tests.pipeline.conftest import ENVIRONMENT, LOCAL, TABLE, Project, count_jobs
+from tests.pipeline.conftest import ENVIRONMENT, LOCAL, TABLE, Project, count_jobs, wait_until
 from tests.pipeline.test_snakemake import wait_for_round
 
 NOTHING = "Nothing to be done"
@@ -79,27 +79,6 @@ def test_preset_has_its_own_table_and_shares_runs_with_study(project: Project) -
         )
 
 
-@pytest.mark.slow
-def test_finished_study_keeps_lock_of_running_study(project: Project) -> None:
-    studies.write(studies.settings(rounds=1), project.folder)
-    project.snakemake("runs")  # both studies use these files, so neither may lock them
-    studies.write(studies.settings(rounds=2), project.folder)
-    (project.folder / "params.yaml").rename(project.folder / "studies/other.yaml")
-    studies.write(studies.settings(("scaffold",), 400), project.folder)
-    command = ["snakemake", "runs", *LOCAL]
-    with subprocess.Popen(command, cwd=project.folder, env=ENVIRONMENT, process_group=0) as running:
-        try:
-            wait_for_round(project, 1, running)
-            project.snakemake("runs", *OTHER)
-            assert running.poll() is None
-            assert "Directory cannot be locked" in project.snakemake("runs", check=False)
-        finally:
-            os.killpg(running.pid, signal.SIGKILL)
-    assert "--unlock" in project.snakemake("runs", check=False)
-    project.snakemake("runs", "--unloc")  # an abbreviation that Snakemake accepts
-    assert not list((project.folder / ".snakemake/locks").glob("*.lock"))
-
-
 WAITING = """
 import fcntl
 from pathlib import Path
@@ -117,12 +96,40 @@ class Waiting(FedAvg):
 """
 
 
-@pytest.mark.slow
-def test_running_snakemake_writes_no_table_after_plan_changes(project: Project) -> None:
+def write_waiting_study(project: Project) -> None:
+    """Write a study with one round of `Waiting`."""
     (project.folder / "own.py").write_text(WAITING)
     studies.write(
         studies.settings(("waiting",), 1, algorithms={"waiting": {"algorithm": "own.Waiting"}}), project.folder
     )
+
+
+@pytest.mark.slow
+def test_finished_study_keeps_lock_of_running_study(project: Project) -> None:
+    studies.write(studies.settings(rounds=1), project.folder)
+    project.snakemake("runs")  # both studies use these files, so neither may lock them
+    studies.write(studies.settings(rounds=2), project.folder)
+    (project.folder / "params.yaml").rename(project.folder / "studies/other.yaml")
+    write_waiting_study(project)
+    with (project.folder / "waiting").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        command = ["snakemake", "runs", *LOCAL]
+        with subprocess.Popen(command, cwd=project.folder, env=ENVIRONMENT, process_group=0) as running:
+            try:
+                markers = "results/runs/waiting/*/rounds/0000/round.json"
+                wait_until(lambda: any(project.folder.glob(markers)), running, "round 0 was complete")
+                project.snakemake("runs", *OTHER)
+                assert "Directory cannot be locked" in project.snakemake("runs", check=False)
+            finally:
+                os.killpg(running.pid, signal.SIGKILL)
+    assert "--unlock" in project.snakemake("runs", check=False)
+    project.snakemake("runs", "--unloc")  # an abbreviation that Snakemake accepts
+    assert not list((project.folder / ".snakemake/locks").glob("*.lock"))
+
+
+@pytest.mark.slow
+def test_running_snakemake_writes_no_table_after_plan_changes(project: Project) -> None:
+    write_waiting_study(project)
     first, table = (project.folder / "params.yaml").read_text(), project.folder / "results/tables/results.md"
     with (project.folder / "waiting").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
