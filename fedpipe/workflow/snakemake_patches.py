@@ -36,6 +36,7 @@ from snakemake.scheduling.job_scheduler import JobScheduler
 from fedpipe.core.errors import SettingsError
 
 SNAKEMAKE_VERSION = "9.27.1"  #: the one that pyproject.toml pins
+RECORDS_TIMEOUT = 5  #: seconds after which a message is printed although a logger has not handled all records
 
 
 def require_snakemake_version() -> None:
@@ -51,6 +52,14 @@ def require_snakemake_version() -> None:
             f"snakemake {snakemake.__version__} is installed, but fedpipe replaces private parts of snakemake "
             f"{SNAKEMAKE_VERSION}. Install the versions of requirements.lock."
         )
+
+
+def wait_for_log_records(logger_manager: Any) -> None:
+    """Wait until a thread has printed all records of loggers, so that a message of the workflow follows them."""
+    if logger_manager.queue_listener is not None:
+        records = logger_manager.queue_listener.queue
+        with records.all_tasks_done:
+            records.all_tasks_done.wait_for(lambda: not records.unfinished_tasks, RECORDS_TIMEOUT)
 
 
 def patch_lock_deletion() -> None:

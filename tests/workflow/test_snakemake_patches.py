@@ -2,6 +2,9 @@
 
 import ast
 import inspect
+import logging
+import logging.handlers
+import queue
 import re
 import subprocess
 import sys
@@ -72,6 +75,21 @@ def test_version_of_snakemake_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(snakemake, "__version__", "9.28.0")
     with pytest.raises(SettingsError, match=rf"snakemake 9\.28\.0 .* {re.escape(SNAKEMAKE_VERSION)}"):
         require_snakemake_version()
+
+
+def test_workflow_waits_until_loggers_have_handled_all_records() -> None:
+    handled: list[int] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: handled.append(int(record.msg))  # type: ignore[method-assign]
+    records: queue.Queue[logging.LogRecord] = queue.Queue()
+    listener = logging.handlers.QueueListener(records, handler)
+    for number in range(20_000):
+        records.put(logging.makeLogRecord({"msg": number}))
+    listener.start()
+    snakemake_patches.wait_for_log_records(SimpleNamespace(queue_listener=listener))
+    assert handled == list(range(20_000))
+    listener.stop()
+    snakemake_patches.wait_for_log_records(SimpleNamespace(queue_listener=None))
 
 
 @pytest.mark.parametrize(("module", "owners"), SOURCES, ids=["patches", "executor"])

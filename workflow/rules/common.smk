@@ -91,6 +91,7 @@ shell.prefix(dag.format_shell_prefix(ENVIRONMENT | STUDY_DAG.job_environment))
 
 onerror:
     if workflow.is_main_process:
+        snakemake_patches.wait_for_log_records(workflow.logger_manager)
         print(dag.format_resume_advice(WORDS), file=sys.stderr)
         # The pages show a dash with the reason for each missing number.
         if MAKES_PAPERS:
@@ -107,6 +108,7 @@ onsuccess:
     if workflow.is_main_process and "all" in (
         workflow.dag_settings.targets or ["all"]
     ):
+        snakemake_patches.wait_for_log_records(workflow.logger_manager)
         with suppress(OSError):  # the pipe of `| head` is closed
             print(STUDY_DAG.format_done_message(), file=sys.stderr, flush=True)
 
