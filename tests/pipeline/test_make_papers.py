@@ -116,14 +116,16 @@ def test_snakemake_papers_builds_pages_with_and_without_failed_runs(project: Pro
 
 
 def _check_pages(folder: Path, profile: Path) -> None:
-    """Check that a browser shows every table and figure without requests and errors."""
+    """Check that a browser shows every table and figure without errors, and requests only the pages' figures."""
     if not BROWSER:
         return
     browser = Browser(profile)
     try:
         for name in PAGES:
             for width in (1280, 375):
-                assert list_problems(browser, folder / f"{name}.html", width) == ([], [])
+                problems, requests = list_problems(browser, folder / f"{name}.html", width)
+                assert not problems
+                assert all(url.startswith(f"{(folder / 'figures').as_uri()}/") for url in requests), requests
                 assert browser.evaluate("document.documentElement.scrollWidth") <= width
             headings = browser.evaluate("[...document.querySelectorAll('h2')].map(one => one.innerText)")
             for paper in (paper for paper in layouts.load_papers().values() if paper.stem == name):
