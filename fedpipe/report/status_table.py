@@ -100,10 +100,10 @@ def _format_run_row(run: RunProgress) -> tuple[str, str, str, str, str]:
     )
 
 
-def _render_failures(failures: list[Failure], hidden_count: int = 0) -> list[Text]:
-    """Render failed jobs, and the number of hidden ones."""
+def _render_failures(failures: list[Failure], hidden: int = 0) -> list[Text]:
+    """Render failed jobs, and the number of ``hidden`` ones."""
     lines: list[Text] = []
     for failure in failures:
         head = Text(f"{failure.rule} failed: {failure.log}", STYLES["failed"])
         lines += [Text(), head, *(Text(f"  {line}") for line in failure.lines[-PRINTED_LOG_LINES:])]
-    return [*lines, Text(), Text(f"failed jobs not shown: {hidden_count}", STYLES["failed"])] if hidden_count else lines
+    return [*lines, Text(), Text(f"failed jobs not shown: {hidden}", STYLES["failed"])] if hidden else lines
