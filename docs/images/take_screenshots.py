@@ -23,7 +23,6 @@ from pathlib import Path
 import yaml
 from PIL import Image
 from rich.console import Console
-from rich.live_render import LiveRender
 from snakemake.assets import Assets
 
 from fedpipe.planning.plan import Plan
@@ -104,9 +103,8 @@ def include_vega(page: Path) -> None:
 
 def take_terminal_screenshot(plan: Plan, folder: Path, image: Path) -> None:
     """Take a screenshot of `fedpipe status --watch` in a terminal of 80 x 24 characters."""
-    console = Console(record=True, width=80, height=24, file=io.StringIO(), force_terminal=True)
-    progress = status.load_run_progress(plan)
-    console.print(LiveRender(status_table.render_progress_table(plan, *progress, console.width, console.height)))
+    console = Console(record=True, width=80, file=io.StringIO(), force_terminal=True)
+    console.print(status_table.render_progress_table(plan, *status.load_run_progress(plan), width=80, height=24))
     svg = re.sub(r"@font-face \{.*?\}", "", console.export_svg(title="fedpipe status --watch"), flags=re.DOTALL)
     page = folder / "terminal.html"  # without the fonts, which would be downloaded
     page.write_text(f"<!doctype html><style>body {{ margin: 0 }} svg {{ display: block }}</style>{svg}")
@@ -143,9 +141,8 @@ def take_screenshots(folder: Path, rounds: int) -> None:
         include_vega(Path("dvc_plots/index.html"))
         take_screenshot(Path("dvc_plots/index.html"), folder / "dvc-plots.png", 900, 940)
         paper = (ROOT / "docs/papers/reduced/feddw.html").read_text(encoding="utf-8")
-        page = Path("docs/papers/reduced/paper.html")  # next to its figures
-        page.write_text(f"{paper}<style>main > :has(~ #table-i) {{ display: none }}</style>")
-        take_screenshot(page, folder / "papers-page.png", 760)
+        Path("paper.html").write_text(f"{paper}<style>main > :has(~ #table-i) {{ display: none }}</style>")
+        take_screenshot(Path("paper.html"), folder / "papers-page.png", 760)
 
 
 def run(command: list[str]) -> None:

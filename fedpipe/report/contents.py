@@ -174,7 +174,7 @@ def render_partial_results(plan: Plan, output_format: TableFormat = "markdown") 
         return "\n".join(failure_lines)
     complete_runs = tuple(dict.fromkeys(map(plan.get_run, complete_cells)))
     partial_data = StudyData(dataclasses.replace(plan, cells=complete_cells, runs=complete_runs))
-    head = f"{prefix}PARTIAL (this table is not stored): {status.summarize_progress(runs)}"
+    head = f"{prefix}PARTIAL (this table is not stored): {status.summarize_progress(runs)[0]}"
     if output_format == "markdown":
         return "\n".join([head, "", tables.render_markdown_table(partial_data), *failure_lines])
     table = wide.TABLE_RENDERERS[output_format](partial_data, plan).rstrip("\n")

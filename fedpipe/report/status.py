@@ -244,8 +244,8 @@ def count_states(runs: Iterable[RunProgress]) -> dict[RunState, int]:
     return {state: counts[state] for state in reversed(RUN_STATES) if counts[state]}
 
 
-def summarize_progress(runs: list[RunProgress]) -> str:
-    """Summarize the study in one line."""
+def summarize_progress(runs: list[RunProgress], width: int | None = None) -> list[str]:
+    """Summarize the study in one line, or in two if it is wider than ``width`` characters."""
     state_counts = count_states(runs)
     states = ", ".join(f"{count} {state}" for state, count in state_counts.items())
     rounds = f"{sum(run.rounds for run in runs)} of {sum(run.total for run in runs)} rounds"
@@ -255,7 +255,8 @@ def summarize_progress(runs: list[RunProgress]) -> str:
         if seconds_left is None or state_counts.keys() == {"done"}
         else f", about {format_duration(seconds_left)} left"
     )
-    return f"{len(runs)} run{'s' if len(runs) > 1 else ''} ({states}), {rounds}{time_left_note}"
+    lines = [f"{len(runs)} run{'s' if len(runs) > 1 else ''} ({states})", f"{rounds}{time_left_note}"]
+    return [", ".join(lines)] if width is None or len(", ".join(lines)) <= width else lines
 
 
 def describe_search_progress(plan: Plan) -> list[str]:

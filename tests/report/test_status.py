@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import pytest
 from rich.console import Console
-from rich.live_render import LiveRender
 
 from fedpipe.core.storage import files, layout
 from fedpipe.planning import planner
@@ -59,20 +58,11 @@ def plan(started_study: StartedStudy) -> NewPlan:
     return started_study.plan
 
 
-def render_table(plan: NewPlan) -> str:
+def render_table(plan: NewPlan, height: int | None = None) -> str:
     screen = Console(file=io.StringIO(), width=200)
-    screen.print(status_table.render_progress_table(plan, *status.load_run_progress(plan), 200))
+    screen.print(status_table.render_progress_table(plan, *status.load_run_progress(plan), 200, height))
     assert isinstance(screen.file, io.StringIO)
     return screen.file.getvalue()
-
-
-def render_watched_screen(plan: NewPlan, failures: list[status.Failure], height: int) -> list[str]:
-    """Render the lines that `fedpipe status --watch` shows in a terminal of 80 columns."""
-    screen = Console(file=io.StringIO(), width=80, height=height)
-    runs, _ = status.load_run_progress(plan)
-    screen.print(LiveRender(status_table.render_progress_table(plan, runs, failures, 80, height)))
-    assert isinstance(screen.file, io.StringIO)
-    return screen.file.getvalue().splitlines()
 
 
 def write_segment_records(plan: NewPlan, *events: dict[str, Any], number: int = 1, lock: bool = True) -> str:
@@ -115,9 +105,9 @@ def test_run_progress_has_rounds_accuracy_and_time_left(plan: NewPlan) -> None:
     assert done == RunProgress("FedAvg seed 0", "done", 3, 3, last["correct"].sum() / last["total"].sum(), 2.0)
     assert (begun.state, begun.rounds, begun.seconds, begun.seconds_left) == ("stopped", 2, 2.0, 2.0)
     assert waiting == RunProgress("SCAFFOLD seed 0", "waiting", 0, 3, None, None)
-    assert status.summarize_progress([done, begun, waiting]) == (
+    assert status.summarize_progress([done, begun, waiting]) == [
         "3 runs (1 done, 1 waiting, 1 stopped), 5 of 9 rounds, about 8 s left"
-    )
+    ]
 
 
 def test_run_progress_has_accuracy_of_models_after_local_training() -> None:
@@ -392,14 +382,15 @@ def test_run_of_killed_snakemake_is_stopped(plan: NewPlan) -> None:
     assert read_states(plan)["fedprox"] == "running", "the lock is of a later Snakemake"
 
 
-def test_progress_table_sorts_active_runs_first(plan: NewPlan) -> None:
+def test_progress_table_sorts_active_runs_first_and_counts_hidden_runs(plan: NewPlan) -> None:
     log = Path(write_segment_records(plan, BEGUN))
     files.write_bytes(log, b"")
     rows = [line.split()[0] for line in render_table(plan).splitlines()[3:]]
     assert rows == ["FedProx", "SCAFFOLD", "FedAvg"]
-    *_, row, end = render_watched_screen(plan, [], height=5)
-    assert row.split()[0] == "FedProx"
-    assert end.strip() == "...", "the other runs are hidden"
+    small = render_table(plan, height=6)
+    assert "FedProx" in small
+    assert "SCAFFOLD" not in small
+    assert "… and 2 more" in small
 
 
 def test_watched_status_ends_when_runs_are_done_without_torch(plan: NewPlan) -> None:
@@ -473,7 +464,7 @@ LONG_NAMES = {
 
 @pytest.mark.parametrize("params", ["shipped", "long names"])
 def test_progress_table_has_one_line_per_run_at_80_columns(params: str) -> None:
-    """The study of README, in which names stay complete, and a grid of long names."""
+    """The study of README, and a grid of long names. Rows stay distinct."""
     if params == "shipped":
         shutil.copy(studies.ROOT / "params.yaml", "params.yaml")
     else:
@@ -489,10 +480,23 @@ def test_progress_table_has_one_line_per_run_at_80_columns(params: str) -> None:
     assert summary.startswith(f"{len(plan.runs)} runs ({len(plan.runs)} waiting)")
     assert metric.startswith("accuracy: ")
     assert head.split()[0] == "run"
-    assert len(rows) == len(plan.runs) == (27 if params == "shipped" else 40)
-    assert len(set(rows)) == len(rows) or params == "long names"
+    assert len(rows) == len(set(rows)) == len(plan.runs) == (27 if params == "shipped" else 40)
     assert all(row.split()[-1] == "waiting" and f"0/{plan.runs[0].rounds}" in row for row in rows)
-    assert ("0.05" in done.stdout, "…" in done.stdout) == (params == "long names",) * 2, "values stay complete"
+    assert "0.05" in done.stdout or params == "shipped", "values stay complete"
+
+
+def test_shorten_columns_cuts_headers_then_longest_texts() -> None:
+    rows = [["run", "learning_rate", "seed"], ["FedAvg with momentum", "0.05", "0"], ["FedDW", "0.1", "1"]]
+    assert status_table.shorten_columns_to_width(rows, 41) == rows
+    assert status_table.shorten_columns_to_width(rows, 35) == [["run", "lea…ate", "seed"], *rows[1:]]
+    narrow = status_table.shorten_columns_to_width(rows, 24)
+    assert narrow == [["run", "le…te", "seed"], ["FedAv…entum", "0.05", "0"], ["FedDW", "0.1", "1"]]
+
+
+def test_progress_summary_has_two_lines_if_too_wide() -> None:
+    runs = [RunProgress("one", "running", 5, 10, None, 2.0)]
+    assert status.summarize_progress(runs, 80) == ["1 run (1 running), 5 of 10 rounds, about 10 s left"]
+    assert status.summarize_progress(runs, 30) == ["1 run (1 running)", "5 of 10 rounds, about 10 s left"]
 
 
 def test_progress_curves_contain_all_evaluated_rounds(plan: NewPlan) -> None:
@@ -509,14 +513,15 @@ def test_progress_curves_contain_all_evaluated_rounds(plan: NewPlan) -> None:
 
 
 def test_failed_job_logs_fill_at_most_half_of_watched_screen(plan: NewPlan) -> None:
-    """They are above the runs, because the end of the table is hidden. Without `--watch`, all logs are printed."""
+    """Wrapped lines count, so the display fits. Without a height, all logs are printed."""
     runs, _ = status.load_run_progress(plan)
     failures = [status.Failure("", "segment", Path(f"{number}.log"), ["x" * 150] * 3) for number in range(4)]
-    lines = render_watched_screen(plan, failures, height=24)
-    assert len(lines) <= 24
-    assert lines.index("failed jobs not shown: 3") - lines.index("segment failed: 0.log") < 12
-    assert lines[-1].split()[0] == "FedAvg"
     screen = Console(file=io.StringIO(), width=80)
     assert isinstance(screen.file, io.StringIO)
+    screen.print(status_table.render_progress_table(plan, runs, failures, 80, 24))
+    lines = screen.file.getvalue().splitlines()
+    assert len(lines) <= 24
+    assert "segment failed: 0.log" in lines
+    assert lines[-1] == "failed jobs not shown: 3"
     screen.print(status_table.render_progress_table(plan, runs, failures, 80))
     assert "segment failed: 3.log" in screen.file.getvalue()
