@@ -29,7 +29,8 @@ class Server:
     address: str
     content: bytes = WHOLE
     answers: list[str] = field(default_factory=list)
-    paths: list[str] = field(default_factory=list)  #: path of each request
+    ranges: list[str | None] = field(default_factory=list)  #: the header Range of each request
+    paths: list[str] = field(default_factory=list)
     has_ended: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -46,15 +47,23 @@ def server() -> Iterator[Server]:
 
         def do_GET(self) -> None:
             answer = state.answers.pop(0) if state.answers else "well"
+            byte_range = self.headers["Range"]
+            state.ranges.append(byte_range)
             state.paths.append(self.path)
             if answer.isdigit():
                 self.send_error(int(answer))
                 return
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(state.content)))
+            start = (
+                int(byte_range.removeprefix("bytes=").rstrip("-")) if byte_range and answer != "from the start" else 0
+            )
+            if start >= len(state.content):
+                self.send_error(416)
+                return
+            self.send_response(206 if start else 200)
+            self.send_header("Content-Length", str(len(state.content) - start))
             self.end_headers()
-            is_complete = answer not in {"breaks off", "stalls"}
-            self.wfile.write(state.content if is_complete else state.content[: len(state.content) // 2])
+            body = state.content[start:]
+            self.wfile.write(body[: len(body) // 2] if answer in {"breaks off", "stalls"} else body)
             if answer == "stalls":
                 self.wfile.flush()
                 state.has_ended.wait(10)
@@ -92,7 +101,7 @@ def test_fetcher_downloads_file_once(server: Server, make_fetcher: MakeFetcher, 
     assert path.read_bytes() == WHOLE
     assert path == tmp_path / "cache" / NAME
     assert make_fetcher().fetch([server.file]) == [path]
-    assert len(server.paths) == 1
+    assert server.ranges == [None]
 
 
 def test_fetcher_shows_progress_in_terminal(
@@ -101,18 +110,43 @@ def test_fetcher_shows_progress_in_terminal(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     (path,) = make_fetcher().fetch([server.file])
     assert path.read_bytes() == WHOLE
-    assert "100%" in capsys.readouterr().err
+    assert "file.gz: 100%" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("answer", ["breaks off", "stalls", "503"])
-def test_fetcher_downloads_file_again_after_failure(
-    server: Server, make_fetcher: MakeFetcher, tmp_path: Path, answer: str
-) -> None:
-    server.answers = [answer]
+@pytest.mark.parametrize("answer", ["breaks off", "stalls"])
+def test_fetcher_resumes_interrupted_download(server: Server, make_fetcher: MakeFetcher, answer: str) -> None:
+    server.answers = [answer, answer]
     (path,) = make_fetcher().fetch([server.file])
     assert path.read_bytes() == WHOLE
-    assert len(server.paths) == 2
+    assert server.ranges == [None, f"bytes={len(WHOLE) // 2}-", f"bytes={len(WHOLE) * 3 // 4}-"]
+
+
+def test_fetcher_resumes_partial_file_of_other_process(
+    server: Server, make_fetcher: MakeFetcher, tmp_path: Path
+) -> None:
+    part = tmp_path / "cache" / f"{NAME}.part"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(WHOLE[:1000])
+    (path,) = make_fetcher().fetch([server.file])
+    assert path.read_bytes() == WHOLE
+    assert server.ranges == ["bytes=1000-"]
     assert list_cached_files(tmp_path) == ["file.gz"]
+
+
+@pytest.mark.parametrize("part", [b"of another file", WHOLE + b"too much", b"x" * len(WHOLE)])
+def test_fetcher_discards_invalid_partial_file(
+    server: Server, make_fetcher: MakeFetcher, tmp_path: Path, part: bytes
+) -> None:
+    file = tmp_path / "cache" / f"{NAME}.part"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(part)
+    assert make_fetcher().fetch([server.file])[0].read_bytes() == WHOLE
+    assert server.ranges == [f"bytes={len(part)}-", None]
+
+
+def test_fetcher_restarts_if_server_ignores_ranges(server: Server, make_fetcher: MakeFetcher) -> None:
+    server.answers = ["breaks off", "from the start"]
+    assert make_fetcher().fetch([server.file])[0].read_bytes() == WHOLE
 
 
 @pytest.mark.parametrize(
@@ -140,24 +174,34 @@ def test_fetcher_tries_next_server_after_wrong_file(server: Server, make_fetcher
     assert path.read_bytes() == WHOLE
 
 
+def test_fetcher_retries_after_server_error(server: Server, make_fetcher: MakeFetcher) -> None:
+    server.answers = ["503"]
+    assert make_fetcher().fetch([server.file])[0].read_bytes() == WHOLE
+
+
 @pytest.mark.parametrize(
     ("answers", "reason", "requests"),
     [
         (["404"], "the server answered 404 Not Found", 1),
         (["503", "503"], "the server answered 503 Service Unavailable", 2),
-        (["breaks off", "breaks off"], "the connection broke off", 2),
-        (["stalls", "stalls"], "the server does not answer", 2),
     ],
 )
-def test_fetcher_error_shows_reason_after_last_attempt(
-    server: Server, make_fetcher: MakeFetcher, tmp_path: Path, answers: list[str], reason: str, requests: int
+def test_fetcher_error_shows_http_status(
+    server: Server, make_fetcher: MakeFetcher, answers: list[str], reason: str, requests: int
 ) -> None:
     server.answers = answers
     with pytest.raises(ArtifactError) as error:
         make_fetcher().fetch([server.file])
     assert f"({reason})" in str(error.value)
-    assert len(server.paths) == requests
-    assert list_cached_files(tmp_path) == []
+    assert len(server.ranges) == requests
+
+
+def test_fetcher_stops_if_server_does_not_answer(server: Server, make_fetcher: MakeFetcher) -> None:
+    server.content = b"x"  # the server sends half of it, which is no byte
+    server.answers = ["stalls"] * 2
+    with pytest.raises(ArtifactError, match=r"\(the server does not answer\)"):
+        make_fetcher().fetch([server.file])
+    assert len(server.ranges) == 2
 
 
 def test_fetcher_tries_next_url(server: Server, make_fetcher: MakeFetcher) -> None:
@@ -195,7 +239,7 @@ def test_fetcher_reads_mirror_folder_before_server(
     server: Server, make_fetcher: MakeFetcher, mirror: Path, format_path: Callable[[Path], str]
 ) -> None:
     assert make_fetcher(format_path(mirror)).fetch([server.file]) == [mirror / NAME]
-    assert server.paths == []
+    assert server.ranges == []
 
 
 def test_fetcher_downloads_files_missing_from_mirror_folder(
@@ -213,7 +257,7 @@ def test_fetcher_rejects_damaged_file_in_mirror_folder(
     md5 = hashlib.md5(content).hexdigest()
     with rejects(f"{mirror / NAME} is damaged ... md5 is {md5} instead of {MD5}", ArtifactError):
         make_fetcher(str(mirror)).fetch([server.file])
-    assert server.paths == []
+    assert server.ranges == []
 
 
 def test_offline_error_shows_configured_mirror_folder(make_fetcher: MakeFetcher, mirror: Path) -> None:
@@ -234,7 +278,7 @@ def test_fetcher_replaces_damaged_file_in_cache(server: Server, make_fetcher: Ma
     (path,) = make_fetcher().fetch([server.file])
     path.write_bytes(b"damaged")
     assert make_fetcher().fetch([server.file])[0].read_bytes() == WHOLE
-    assert len(server.paths) == 2
+    assert len(server.ranges) == 2
 
 
 # -- files that params.yaml declares -----------------------------------------------------------------------------------
@@ -268,6 +312,17 @@ def test_fetcher_downloads_unpinned_file_each_time(server: Server, make_fetcher:
     server.content = b"another"
     path = make_fetcher(server.address).fetch_unpinned("own.npz")
     assert path.read_bytes() == b"another"
+
+
+def test_fetcher_discards_partial_file_of_unpinned_file(
+    server: Server, make_fetcher: MakeFetcher, tmp_path: Path
+) -> None:
+    part = tmp_path / "cache" / "undeclared" / "own.npz.part"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"of another file")
+    path = make_fetcher(server.address).fetch_unpinned("own.npz")
+    assert path.read_bytes() == WHOLE
+    assert server.ranges == [None]
 
 
 def test_fetcher_returns_none_if_mirror_lacks_unpinned_file(server: Server, make_fetcher: MakeFetcher) -> None:

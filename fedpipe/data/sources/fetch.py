@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -43,11 +42,11 @@ class Fetcher:
     mirror
         A folder or a base address (http, https or file).
     cache
-        Folder for downloads.
+        Folder for complete downloads and for partial ones, which a later attempt resumes.
     timeout
         Seconds without new bytes after which an attempt fails.
     tries
-        Attempts after which an address is abandoned.
+        Consecutive attempts without new bytes after which an address is abandoned.
     pause
         Seconds between attempts, which increase with each attempt.
     """
@@ -164,34 +163,64 @@ class Fetcher:
     def _download(self, source_url: str, checksum: str | None, path: Path) -> Path:
         """Download the file unless it is cached. Without a checksum the cache is not used."""
         import pooch
-        import requests
 
         pooch.get_logger().setLevel(logging.WARNING)
-        downloader = pooch.HTTPDownloader(
-            progressbar=sys.stderr.isatty(),
-            chunk_size=1 << 16,
-            timeout=self.timeout,
-            headers={"Accept-Encoding": "identity"},
-        )
+        part_file = path.with_name(f"{path.name}.part")
+
+        def download(url: str, output: str, _: Any) -> None:
+            self._download_with_retries(url, part_file)
+            part_file.replace(output)
+
         with lock_file(path.with_name(f"{path.name}.lock")):  # two jobs may download the same file
-            if checksum is None:
-                path.unlink(missing_ok=True)
-            for attempt in range(1, self.tries + 1):
+            for stale_file in (path, part_file) if checksum is None else ():
+                stale_file.unlink(missing_ok=True)
+            for is_resumed in (part_file.exists(), False):
                 try:
-                    pooch.retrieve(source_url, checksum, path.name, path.parent, downloader=downloader)
+                    pooch.retrieve(source_url, checksum, path.name, path.parent, downloader=download)
                     return path
-                except requests.RequestException as error:
-                    is_refused = error.response is not None and error.response.status_code < 500
-                    if is_refused or attempt == self.tries:
-                        raise
-                    time.sleep(self.pause * attempt)
                 except ValueError as error:
-                    algorithm, _, digest = (checksum or "").partition(":")
-                    raise ArtifactError(
-                        f"{source_url}: the downloaded file is damaged or another one, because its {algorithm} is "
-                        f"not {digest}. It was deleted. Get the file from another source."
-                    ) from error
-        raise AssertionError
+                    if not is_resumed:
+                        algorithm, _, digest = (checksum or "").partition(":")
+                        raise ArtifactError(
+                            f"{source_url}: the downloaded file is damaged or another one, because its {algorithm} is "
+                            f"not {digest}. It was deleted. Get the file from another source."
+                        ) from error
+            raise AssertionError
+
+    def _download_with_retries(self, url: str, part_file: Path) -> None:
+        """Resume after the last attempt until the file is complete or no more bytes arrive."""
+        import requests
+
+        failures = 0
+        while True:
+            previous_size = _get_file_size(part_file)
+            try:
+                return self._resume_download(url, part_file)
+            except requests.RequestException as error:
+                is_refused = error.response is not None and error.response.status_code < 500
+                failures = 1 if _get_file_size(part_file) > previous_size else failures + 1
+                if is_refused or failures >= self.tries:
+                    raise
+                time.sleep(self.pause * failures)
+
+    def _resume_download(self, url: str, part_file: Path) -> None:
+        """Make one attempt, starting at the end of the partial file."""
+        import requests
+        from tqdm import tqdm
+
+        offset = _get_file_size(part_file)
+        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={offset}-"} if offset else {})
+        with requests.get(url, stream=True, timeout=self.timeout, headers=headers) as response:
+            if offset and response.status_code == requests.codes.requested_range_not_satisfiable:
+                return  # complete: the checksum is checked next
+            response.raise_for_status()
+            offset = offset if response.status_code == requests.codes.partial_content else 0
+            total = offset + int(response.headers.get("Content-Length", 0)) or None
+            bar = tqdm(total=total, initial=offset, unit="B", unit_scale=True, desc=part_file.stem, disable=None)
+            with part_file.open("ab" if offset else "wb") as stream, bar:
+                for chunk in response.iter_content(1 << 16):
+                    stream.write(chunk)
+                    bar.update(len(chunk))
 
     def _format_download_error(
         self, missing_files: Sequence[PublishedFile], file: PublishedFile, error: OSError
@@ -219,6 +248,10 @@ def _verify_checksum(path: Path, checksum: str, path_text: str) -> None:
             f"{path_text} is damaged or another file: its {algorithm} is {actual_digest} instead of {digest}. Replace "
             "it."
         )
+
+
+def _get_file_size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
 
 
 def _describe_download_error(error: OSError) -> str:
