@@ -79,10 +79,13 @@ def test_version_of_snakemake_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_workflow_waits_until_loggers_have_handled_all_records() -> None:
     handled: list[int] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: handled.append(int(record.msg))  # type: ignore[method-assign]
+
+    class ListHandler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            handled.append(int(record.msg))
+
     records: queue.Queue[logging.LogRecord] = queue.Queue()
-    listener = logging.handlers.QueueListener(records, handler)
+    listener = logging.handlers.QueueListener(records, ListHandler())
     for number in range(20_000):
         records.put(logging.makeLogRecord({"msg": number}))
     listener.start()
