@@ -8,6 +8,9 @@ The first line of a study is its hypothesis. A line `# Published: Table 2, FedPe
 the paper by table, row and column. The table shows it next to the row's method. If the number belongs to another
 method of the study, write its label in front (`# Published: wide: Table 2, FedPer, 0.1/0.3`). If it belongs to one
 point of the grid, write the point at the end (`at alpha=0.1`). A study without a table on the page gets one at the end.
+
+A reading can also be a preset of another study, such as ``two_classes_150`` of cwFedAvg's Table 1. The page has a table
+of each such preset with stored runs, except those of the papers' own pages.
 """
 
 from __future__ import annotations
@@ -16,13 +19,14 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from all_methods import replace_tables
 
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.layout import PAPERS
 from fedpipe.papers import layouts, published, stored_runs
+from fedpipe.papers.comparison import Preset
 from fedpipe.papers.layouts import Paper
 from fedpipe.papers.stored_runs import RunStore, StoredRun
 from fedpipe.planning import planner, study_folders
@@ -50,24 +54,45 @@ class PublishedReference(NamedTuple):
         return label == self.label and {*self.point.split(", ")} - {""} <= {*point.split(", ")}
 
 
-def list_readings() -> list[Path]:
-    """List the studies of all folders `readings`."""
-    return [path for path in layout.list_studies(PAPERS) if study_folders.is_in_readings_folder(path)]
+class Reading(NamedTuple):
+    """A study that tests a hypothesis. ``preset`` is empty for a study of a folder `readings`."""
+
+    study: Path
+    preset: str = ""
+
+    @property
+    def name(self) -> str:
+        """Its name on the page."""
+        return f"{self.study.parts[2]}/{self.study.stem} {self.preset}".rstrip()
+
+    @property
+    def title(self) -> str:
+        """The preset, or the first line of the study without a line for editors."""
+        if self.preset:
+            return f"Preset {self.preset}"
+        lines = (line for line in self.study.read_text().splitlines() if not line.startswith("# yaml-language-server"))
+        return next(lines, "").removeprefix("#").strip().removesuffix(".")
 
 
-def read_title(study: Path) -> str:
-    """Read the first line of a study, without a line for editors."""
-    lines = (line for line in study.read_text().splitlines() if not line.startswith("# yaml-language-server"))
-    return next(lines, "").removeprefix("#").strip().removesuffix(".")
+def list_readings() -> list[Reading]:
+    """List the studies of all folders `readings`, and the stored presets that the papers' own pages do not have."""
+    readings = []
+    for study in layout.list_studies(PAPERS):
+        if study_folders.is_in_readings_folder(study):
+            readings.append(Reading(study))
+        else:
+            presets = dict.fromkeys(run.preset for run in RunStore.read(study).runs)
+            readings += [Reading(study, preset) for preset in presets if preset not in get_args(Preset)]
+    return readings
 
 
 def read_published_references(study: Path, paper: Paper) -> list[PublishedReference]:
     """Read the lines `# Published:` of a study."""
     references = []
     for line in study.read_text().splitlines():
-        if not line.startswith("# Published:"):
+        if not line.strip().startswith("# Published:"):
             continue
-        match = PUBLISHED.fullmatch(line)
+        match = PUBLISHED.fullmatch(line.strip())
         names, _, point = (match["column"] if match else "").partition(" at ")
         table = paper.tables.get(match["table"]) if match else None
         row = table.rows.get(match["row"]) if table and match else None
@@ -79,12 +104,14 @@ def read_published_references(study: Path, paper: Paper) -> list[PublishedRefere
     return references
 
 
-def render_study(study: Path) -> str:
-    """Render the hypothesis of a study and the table of its stored runs."""
+def render_reading(reading: Reading) -> str:
+    """Render the hypothesis of a reading and the table of its stored runs."""
+    study = reading.study
     paper = next(paper for paper in layouts.load_papers().values() if paper.stem == study.parts[2])
     references, run_store = read_published_references(study, paper), RunStore.read(study)
     rows: list[Sequence[str]] = []
-    for preset in dict.fromkeys(["full", *(run.preset for run in run_store.runs)]):
+    presets = [reading.preset] if reading.preset else ["full", *(run.preset for run in run_store.runs)]
+    for preset in dict.fromkeys(presets):
         plan = planner.make_plan(study, preset)
         for cell in results.sort_cells(plan):
             point = results.describe_grid_point(results.format_grid_point(plan, cell))
@@ -98,7 +125,7 @@ def render_study(study: Path) -> str:
     ]
     lines = [[row[index] for index in columns] for row in (HEAD, ["---"] * len(HEAD), *rows)]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"**{read_title(study)}** ([{study.name}](../{study}))\n\n{table}"
+    return f"**{reading.title}** ([{study.name}](../{study}))\n\n{table}"
 
 
 def _iterate_values(run_store: RunStore, plan: NewPlan, cell: Cell) -> Iterator[tuple[str, str, str, str, str]]:
@@ -132,11 +159,11 @@ def _format_second_half(run: StoredRun, protocol: str) -> str:
 
 def write_tables(page: str) -> str:
     """Write the tables of the page, and add those that it lacks at its end."""
-    names = {f"{study.parts[2]}/{study.stem}": study for study in list_readings()}
-    for name in names:
-        if f"<!-- {name} -->\n" not in page:
-            page += f"\n<!-- {name} -->\n<!-- end -->\n"
-    return replace_tables(page, {name: render_study(study) for name, study in names.items()})
+    readings = list_readings()
+    for reading in readings:
+        if f"<!-- {reading.name} -->\n" not in page:
+            page += f"\n<!-- {reading.name} -->\n<!-- end -->\n"
+    return replace_tables(page, {reading.name: render_reading(reading) for reading in readings})
 
 
 def main() -> None:
