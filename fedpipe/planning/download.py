@@ -27,7 +27,7 @@ from fedpipe.data.samples import Samples
 from fedpipe.data.sources.fetch import Fetcher
 from fedpipe.planning import grid
 from fedpipe.settings import loader, parser
-from fedpipe.settings.dataset import DOWNLOAD_COMMAND, Data
+from fedpipe.settings.dataset import Data
 from fedpipe.settings.federation import Federation
 from fedpipe.settings.loader import convert_to_mapping
 
@@ -116,8 +116,8 @@ def load_and_save_dataset(dataset: Dataset, fetch: Fetcher, path: Path | None = 
 def write_dataset_facts_into_study(name: str | None, params: Path, stored: set[Path] | None = None) -> str:
     """Obtain and store a data set, and fill in each SHA-256 that the study lacks, and the commit of the hub.
 
-    For the study's own data set, this includes the files of its partition and its model's weights, and the data sets
-    of its grid and presets.
+    For the study's own data set, this includes the files of its partition and its model's weights. Without a name, it
+    also includes the data sets of the study's grid and presets.
 
     Parameters
     ----------
@@ -175,11 +175,30 @@ def write_dataset_facts_into_study(name: str | None, params: Path, stored: set[P
             _write_component_sha256_into_study(kind, params, settings, store.read_dataset_info(path), messages)
     if name is None:
         _write_grid_substitute_sha256_into_study(params, section, messages)
-        for grid_dataset in _iterate_grid_datasets(loader.read_params(params)):
-            dataset = grid_dataset.effective_dataset
-            if getattr(dataset, "sha256", None) and grid_dataset.explain_missing_data(DOWNLOAD_COMMAND):
-                messages.append(f"{load_and_save_dataset(dataset, grid_dataset.fetcher)} is stored.")
+        messages += _load_and_save_grid_datasets(params)
     return "\n".join(messages)
+
+
+def _load_and_save_grid_datasets(params: Path) -> list[str]:
+    """Obtain and store the data sets of the study's grid and presets, also if one of them can't be obtained.
+
+    Raises
+    ------
+    ArtifactError
+        Some could not be downloaded or differ from their checksums.
+    """
+    messages, errors = [], {}
+    for data in _iterate_grid_datasets(loader.read_params(params)):
+        dataset = data.effective_dataset
+        is_pinned = isinstance(dataset, PublishedDataset) or getattr(dataset, "sha256", None)
+        if is_pinned and data.dataset_path not in errors and not data.dataset_path.is_file():
+            try:
+                messages.append(f"{load_and_save_dataset(dataset, data.fetcher)} is stored.")
+            except ArtifactError as error:
+                errors[data.dataset_path] = str(error)
+    if errors:
+        raise ArtifactError("\n".join(errors.values()))
+    return messages
 
 
 def _describe_samples(facts: DatasetInfo, class_names: Sequence[str], labels: torch.Tensor) -> list[str]:

@@ -286,6 +286,19 @@ def test_download_writes_checksum_of_substitute_npz_into_study() -> None:
     assert store.read_dataset_info(store.get_stored_dataset_path(run.dataset)) == DatasetInfo((3, 32, 32), 10, 6, 2)
 
 
+def test_download_stores_other_datasets_of_grid_if_one_is_damaged() -> None:
+    sha256 = save_arrays("mirror/cifar10.npz", **SPLIT_ARRAYS)
+    write_mirror_file("imdb/aclImdb_v1.tar.gz", b"damaged")
+    names = {"IMDB": {"dataset.name": "imdb"}, "CIFAR-10": {"dataset.name": "cifar10"}}
+    settings = studies.settings(dataset={"name": "digits", "mirror": "mirror"}, study={"grid": {"data": names}})
+    studies.write(settings, Path())
+    with pytest.raises(ArtifactError, match=r"aclImdb_v1\.tar\.gz is damaged"):
+        download.write_dataset_facts_into_study(None, Path("params.yaml"))
+    axis = yaml.safe_load(Path("params.yaml").read_text())["study"]["grid"]["data"]
+    assert axis == {**names, "CIFAR-10": {"dataset.name": "cifar10", "dataset.sha256": sha256}}
+    assert parser.parse_dataset({"name": "cifar10", "sha256": sha256}).dataset_path.is_file()
+
+
 def test_substitute_file_with_wrong_checksum_is_rejected() -> None:
     sha256 = save_arrays("mirror/cifar10.npz", **SPLIT_ARRAYS)
     section = parser.parse_dataset({"name": "cifar10", "mirror": "mirror", "sha256": sha256})

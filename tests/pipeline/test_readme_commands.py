@@ -36,6 +36,9 @@ ELSEWHERE = {
     "snakemake all --config params=studies/a preset=smoke --profile workflow/profiles/local": (
         f"{STUDIES}::test_folder_of_studies_is_one_dag"
     ),
+    "fedpipe download --params studies/papers": (
+        "tests/data/test_pins.py::test_download_of_folder_adds_checksums_to_all_studies"
+    ),
     "fedpipe store": STORE,
     "fedpipe store --params studies/papers/pfps_lwc/table2.yaml --preset reduced": STORE,
     'git add studies/papers && git commit -m "PFPS-LWC, Table 2, Dir(0.5)"': (
