@@ -33,7 +33,7 @@ rule all:
 
 rule runs:
     input:
-        STUDY_DAG.get_run_output(),
+        STUDY_DAG.get_untuned_run_output(),
         *STUDY_DAG.get_tuned_run_output(checkpoints),
 
 

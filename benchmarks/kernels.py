@@ -48,7 +48,7 @@ from fedpipe.algorithms.feduv import FedUV
 from fedpipe.algorithms.passes import Train
 from fedpipe.core.components import component, registry
 from fedpipe.engine.clients import loop
-from fedpipe.engine.clients.executor import ClientPass, init_client, make_client_start_state
+from fedpipe.engine.clients.executor import ClientPass, make_client_start_state, make_initial_client_state
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.engine.torch_env.layout import optimize_layout, to_channels_last
 from fedpipe.engine.torch_env.memory import retain_freed_memory
@@ -96,7 +96,7 @@ class Client:
         self.algorithm = ALGORITHMS[algorithm]().bind(self.net, federation)
         self.clients = FederatedData(x, y, [everyone], [everyone], everyone, CLASSES, 0)
         server = self.algorithm.init(lambda _: self.net.make_initial_model(0))
-        kept_state = init_client(self.algorithm, server, self.net.make_initial_model)
+        kept_state = make_initial_client_state(self.algorithm, server, self.net.make_initial_model)
         info = self.clients.get_client_info(0, 1, torch.ones(()))
         self.state = make_client_start_state(self.algorithm, kept_state, self.algorithm.send(server, [0])[0], info)
         self.batch = Batch(x[: case.batch], y[: case.batch])

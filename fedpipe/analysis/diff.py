@@ -78,7 +78,7 @@ def _describe_first_state_difference(first: RunFiles, second: RunFiles) -> str:
 
 def _read_server_state_sha256(files: RoundFiles) -> str:
     try:
-        return layout.read_round_digests(files, files.marker)[files.server_state.name]
+        return layout.read_round_hashes(files, files.marker)[files.server_state.name]
     except KeyError:
         raise make_unreadable_file_error(files.marker, "the SHA-256 of the server state is missing") from None
 

@@ -290,7 +290,7 @@ class Results:
                 "round": number,
                 "client": client,
                 "state": str(state.server_state),
-                "sha256": layout.read_round_digests(state, state.complete_states_marker)[state.server_state.name],
+                "sha256": layout.read_round_hashes(state, state.complete_states_marker)[state.server_state.name],
                 "made_by": read_round_environments(state),
             }
             return models.load_model(run, number, client, names, provenance)

@@ -36,7 +36,7 @@ def require_stored_state(files: RunFiles, round_number: int, client: int | None 
             last_trained_round < 0
             or last_trained_files.client_states.is_file()
             or last_trained_files.client_states.name
-            not in layout.read_round_digests(last_trained_files, last_trained_files.complete_states_marker)
+            not in layout.read_round_hashes(last_trained_files, last_trained_files.complete_states_marker)
         )
 
     if is_stored(round_number):

@@ -206,7 +206,7 @@ def _collect_round_hashes(files: RunFiles, round_number: int) -> dict[str, str]:
     folder = files.get_round_files(round_number)
     if not is_stored(folder.marker):
         raise _make_missing_file_error(folder.marker, files.path)
-    hashes = layout.read_round_digests(folder, folder.marker)
+    hashes = layout.read_round_hashes(folder, folder.marker)
     hashes_by_path = {format_display_path(folder.marker): compute_file_sha256(folder.marker)}
     for name, sha256 in sorted(hashes.items()):
         path = folder.path / name

@@ -98,7 +98,7 @@ def verify_hashes(files: RunFiles, keep_models: str | int = "last") -> Verificat
     rounds = files.list_complete_rounds()
     for number in rounds if not damaged_files else ():
         folder = files.get_round_files(number)
-        for name, sha256 in layout.read_round_digests(folder, folder.marker).items():
+        for name, sha256 in layout.read_round_hashes(folder, folder.marker).items():
             path = folder.path / name
             if path in (folder.server_state, folder.client_states) and not path.exists():
                 missing_states.append(number)

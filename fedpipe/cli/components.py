@@ -127,7 +127,7 @@ def check_algorithm(
     """Check an algorithm against the interface. Print a message for each violation, and exit with status 1 if any."""
     from fedpipe.testing import command
 
-    violations = command.check_component(name, set_ or [], params)
+    violations = command.build_and_check_algorithm(name, set_ or [], params)
     for violation in violations:
         typer.echo(violation)
     if violations:

@@ -66,7 +66,7 @@ def find_derived_study(params: Path, preset: str, overrides: Sequence[str] | Non
 def require_single_study(params: Path, preset: str) -> None:
     """Require a single study instead of a folder."""
     if params.is_dir():
-        command = shlex.join(["snakemake", *get_snakemake_targets(params, preset), "--profile", LOCAL_PROFILE])
+        command = shlex.join(["snakemake", *get_snakemake_arguments(params, preset), "--profile", LOCAL_PROFILE])
         raise SettingsError(
             f"--params: {params} is a folder. Use the file of one study. To run all studies in it, type `{command}`. "
             "To see their progress, add `--html FILE` to `fedpipe status`."
@@ -79,13 +79,13 @@ def require_existing_study(params: Path) -> None:
         raise SettingsError(f"{params}: the file does not exist. Change to the folder that contains it.")
 
 
-def name_study_in_error(path: Path, error: UserError) -> str:
+def format_study_error(path: Path, error: UserError) -> str:
     """Format the message of an error. Each line begins with the file of its study."""
     return "\n".join(line if line.startswith(f"{path}: ") else f"{path}: {line}" for line in str(error).splitlines())
 
 
-def get_snakemake_targets(params: Path, preset: str) -> list[str]:
-    """Snakemake targets of a study, or of all studies in a folder."""
+def get_snakemake_arguments(params: Path, preset: str) -> list[str]:
+    """Target and configuration for Snakemake, for a study or for all studies of a folder."""
     config = [] if params == PARAMS else [f"params={params}"]
     config += [] if preset == FULL_PRESET else [f"preset={preset}"]
     return ["all", *(["--config", *config] if config else [])]

@@ -24,7 +24,7 @@ from fedpipe.cli.group import (
     app,
     require_study_path,
 )
-from fedpipe.cli.plans import name_study_in_error, read_plan
+from fedpipe.cli.plans import format_study_error, read_plan
 from fedpipe.core.errors import ArtifactError, SettingsError, UserError, suggest_name
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import write_bytes, write_pt
@@ -50,11 +50,11 @@ def download_data(
     stored: set[Path] = set()
     for path in layout.list_studies(params):
         try:
-            typer.echo(stage.write_dataset_facts_into_study(name, path, stored))
+            typer.echo(stage.download_and_pin_dataset(name, path, stored))
         except UserError as error:
             if not params.is_dir():
                 raise
-            failed.append(name_study_in_error(path, error))
+            failed.append(format_study_error(path, error))
     if failed:
         raise ArtifactError("\n".join(failed))
 
@@ -85,13 +85,13 @@ def partition_data(
                     item.key, item.settings, counts, clients, item.class_names, item.held_out, item.unused_keys
                 )
             )
-            for warning in stage.describe_omitted_clients(item.key, item.settings, item.assignment):
+            for warning in stage.list_partition_warnings(item.key, item.settings, item.assignment):
                 typer.echo(f"fedpipe: warning: {warning}", err=True)
     elif key is None:
         raise SettingsError("KEY: missing. Use a partition of the plan (--preview prints all of them).")
     else:
         assignment = Assignment.read(stage.partition_dataset(key))
-        for warning in stage.describe_omitted_clients(key, stage.read_partition_settings(key), assignment):
+        for warning in stage.list_partition_warnings(key, stage.read_partition_settings(key), assignment):
             typer.echo(f"fedpipe: warning: {warning}", err=True)
 
 
@@ -129,7 +129,7 @@ def run_segment(
         CallbackList(callbacks.split(), RunFiles(path), stop) as callback_list,
     ):
         run = _open_run(path, threads, device, stack, graphs, keep_models)
-        typer.echo(f"{path}: {run.describe_environment()}")
+        typer.echo(f"{path}: {run.describe_executor_and_device()}")
         rounds = callback_list.call_hooks_after_rounds(run.run_segment(stop))
         typer.echo(f"{path}: {next(rounds)} of {stop} rounds are complete")
         for number in rounds:

@@ -27,8 +27,8 @@ from fedpipe.cli.group import (
 from fedpipe.cli.plans import (
     derive_study,
     find_derived_study,
-    get_snakemake_targets,
-    name_study_in_error,
+    format_study_error,
+    get_snakemake_arguments,
     parse_derived_study,
     read_plan,
     require_existing_study,
@@ -62,7 +62,7 @@ def plan_studies(
     if overrides and dry_run:
         plans = [parse_derived_study(params, preset, overrides).make_plan(preset)]
     else:
-        study_paths = study_folders.list_studies(derive_study(params, preset, overrides))
+        study_paths = study_folders.list_studies_without_readings(derive_study(params, preset, overrides))
         plans = [_make_plan(path, preset, len(study_paths) > 1) for path in study_paths]
     has_several_studies = len(plans) > 1
     for study_plan in plans:
@@ -144,12 +144,12 @@ def run_studies(
     if snakemake_options:
         _check_snakemake_options(snakemake_options, params)
     params = derive_study(params, preset, overrides)
-    targets = get_snakemake_targets(layout.normalize_study_path(params), preset)
+    arguments = get_snakemake_arguments(layout.normalize_study_path(params), preset)
     job_limit = [] if jobs is None else ["--cores" if _is_local_profile(profile) else "--jobs", str(jobs)]
     console = [] if verbose else ["--logger-fedpipe-progress"]
     dry_run_option = ["-n"] if dry_run else []
     command = [
-        *(snakemake, *targets, "--profile", profile),
+        *(snakemake, *arguments, "--profile", profile),
         *(*console, *dry_run_option, *job_limit, *snakemake_options),
     ]
     typer.echo(shlex.join(command), err=True)
@@ -286,4 +286,4 @@ def _make_plan(path: Path, preset: str, has_several_studies: bool) -> NewPlan:
     except SettingsError as error:
         if not has_several_studies:
             raise
-        raise SettingsError(name_study_in_error(path, error)) from None
+        raise SettingsError(format_study_error(path, error)) from None

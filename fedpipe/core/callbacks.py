@@ -135,7 +135,7 @@ def _find_mistakes(name: str, callback: type[Callback]) -> Iterator[str]:
             inspect.signature(callback.__init__).bind(None)
         except TypeError as error:
             yield f"{name}.__init__ must work without arguments ({error}). Give each argument a default."
-    used_names = overrides.find_used_names(callback.__mro__)
+    used_names = overrides.find_names_in_methods(callback.__mro__)
     for base in callback.__mro__[: callback.__mro__.index(Callback)]:
         for method, value in vars(base).items():
             if method in METHODS:
@@ -155,8 +155,8 @@ def read_round_accuracies(files: RunFiles, round_number: int) -> dict[str, float
     """Accuracy of a round by protocol over all test samples. Empty if the round was not evaluated."""
     round_files = files.get_round_files(round_number)
     hashes = {
-        **layout.read_round_digests(round_files, round_files.complete_states_marker),
-        **layout.read_round_digests(round_files, round_files.marker),
+        **layout.read_round_hashes(round_files, round_files.complete_states_marker),
+        **layout.read_round_hashes(round_files, round_files.marker),
     }
     sums: dict[str, list[int]] = {}
     for path in (round_files.metrics, round_files.trained_accuracies):

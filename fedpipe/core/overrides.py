@@ -38,7 +38,7 @@ def find_similar_name(name: str, method_names: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, tuple(method_names), n=1, cutoff=SIMILARITY)), None)
 
 
-def find_used_names(classes: Iterable[type]) -> set[str]:
+def find_names_in_methods(classes: Iterable[type]) -> set[str]:
     """Names of attributes and globals that the methods of classes use."""
     return set[str]().union(*(_find_names_in_value(value) for base in classes for value in vars(base).values()))
 

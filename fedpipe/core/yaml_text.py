@@ -124,7 +124,7 @@ def read_generated_yaml(path: Path) -> Any:
         raise ArtifactError(f"{path} is damaged ({reason}). Delete it and run `fedpipe plan`.") from None
 
 
-def read_keyed_settings(path: Path, name: str, compute_name: Callable[[Any], str]) -> dict[str, Any]:
+def read_verified_settings(path: Path, name: str, compute_name: Callable[[Any], str]) -> dict[str, Any]:
     """Read a settings file that `fedpipe plan` has written, whose path contains a hash of the settings.
 
     ``name`` is this part of the path, and ``compute_name`` computes it from the settings.

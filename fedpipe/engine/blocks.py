@@ -62,14 +62,14 @@ class Block:
     def to_tensors(self) -> dict[str, Any]:
         """Convert to tensors for a file."""
         return {
-            "run": _encode_json(self.run),
+            "run": _encode_json_tensor(self.run),
             "round": torch.tensor(self.round),
-            "made_by": _encode_json(self.made_by),
+            "made_by": _encode_json_tensor(self.made_by),
             "ids": torch.tensor(self.ids),
             "uploads": stack_states(self.uploads),
             "kept": stack_states(self.kept_states),
             "bytes": torch.tensor([(outcome.bytes_down, outcome.bytes_up) for outcome in self.outcomes]).T.contiguous(),
-            "scores": _encode_json([outcome.scores for outcome in self.outcomes]),
+            "scores": _encode_json_tensor([outcome.scores for outcome in self.outcomes]),
             "spent": torch.tensor([outcome.seconds for outcome in self.outcomes], dtype=torch.float64),
             "seconds": torch.tensor(self.seconds, dtype=torch.float64),
         }
@@ -77,8 +77,13 @@ class Block:
     @classmethod
     def from_tensors(cls, tree: dict[str, Any]) -> Block:
         """Convert from the tensors of a file."""
-        uploads, kept_states = restore_state(tree["uploads"]), restore_state(tree["kept"])
-        columns = (tree["ids"].tolist(), *tree["bytes"].tolist(), _decode_json(tree["scores"]), tree["spent"].tolist())
+        uploads, kept_states = convert_tree_to_state(tree["uploads"]), convert_tree_to_state(tree["kept"])
+        columns = (
+            tree["ids"].tolist(),
+            *tree["bytes"].tolist(),
+            _decode_json_tensor(tree["scores"]),
+            tree["spent"].tolist(),
+        )
         outcomes = [
             Outcome(
                 client,
@@ -86,15 +91,15 @@ class Block:
                 bytes_up,
                 unstack_client(uploads, row),
                 unstack_client(kept_states, row),
-                {test: _restore_score(*values) for test, values in scores.items()},
+                {test: _convert_lists_to_score(*values) for test, values in scores.items()},
                 seconds,
             )
             for row, (client, bytes_down, bytes_up, scores, seconds) in enumerate(zip(*columns, strict=True))
         ]
         return cls(
-            run=_decode_json(tree["run"]),
+            run=_decode_json_tensor(tree["run"]),
             round=int(tree["round"]),
-            made_by=_decode_json(tree["made_by"]),
+            made_by=_decode_json_tensor(tree["made_by"]),
             outcomes=outcomes,
             seconds=float(tree["seconds"]),
         )
@@ -115,21 +120,21 @@ class Block:
             raise ArtifactError(f"{path} is not a block of clients. Delete it and run again.") from error
 
 
-def restore_state(tree: dict[str, Any]) -> State:
+def convert_tree_to_state(tree: dict[str, Any]) -> State:
     """Convert the inner dicts of a state from a file to :class:`~fedpipe.core.tensors.Tensors`."""
     return {part: Tensors(value) if isinstance(value, dict) else value for part, value in tree.items()}
 
 
-def _restore_score(
+def _convert_lists_to_score(
     correct: int, total: int, loss: float, classes: list[list[int]], auc: float | None, bins: list[list[float]]
 ) -> Score:
     return Score(correct, total, loss, tuple(map(tuple, classes)), auc, tuple(map(tuple, bins)))
 
 
-def _encode_json(value: Any) -> torch.Tensor:
+def _encode_json_tensor(value: Any) -> torch.Tensor:
     """Encode a value as JSON bytes in a tensor."""
     return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
 
 
-def _decode_json(json_bytes: torch.Tensor) -> Any:
+def _decode_json_tensor(json_bytes: torch.Tensor) -> Any:
     return json.loads(bytes(json_bytes.tolist()))

@@ -13,7 +13,7 @@ from fedpipe.core.storage import layout
 from fedpipe.core.storage.archive import PackError
 from fedpipe.core.storage.files import compute_file_sha256, is_intact, read_json, read_pt, write_json, write_pt
 from fedpipe.core.storage.layout import RunFiles
-from fedpipe.engine.blocks import restore_state
+from fedpipe.engine.blocks import convert_tree_to_state
 from fedpipe.engine.pruning import is_state_retained
 from fedpipe.engine.torch_env.trees import move_state, stack_states, unstack_client
 
@@ -56,7 +56,7 @@ class Checkpoint:
         if round_number not in self._servers:
             files = self.files.get_round_files(round_number)
             tree = read_pt(files.server_state, self.read_state_json(round_number)["sha256"][files.server_state.name])
-            self._servers = {round_number: move_state(restore_state(tree), self._device)}
+            self._servers = {round_number: move_state(convert_tree_to_state(tree), self._device)}
         return self._servers[round_number]
 
     def load_kept_state(self, client: int, round_number: int) -> State:
@@ -71,7 +71,7 @@ class Checkpoint:
             files = self.files.get_round_files(last)
             tree = read_pt(files.client_states, self.read_state_json(last)["sha256"][files.client_states.name])
             rows = {client: row for row, client in enumerate(tree["ids"].tolist())}
-            self._stacked_states[last] = (rows, restore_state(tree["kept"]))
+            self._stacked_states[last] = (rows, convert_tree_to_state(tree["kept"]))
         rows, states = self._stacked_states[last]
         return unstack_client(states, rows[client])
 
@@ -171,7 +171,7 @@ class Checkpoint:
         """Whether a round is complete and intact, except for its states, which are checked when they are read."""
         files = self.files.get_round_files(round_number)
         try:
-            hashes = layout.read_round_digests(files, files.marker)
+            hashes = layout.read_round_hashes(files, files.marker)
         except PackError:  # the pack's rounds are unknown
             raise
         except ArtifactError:

@@ -71,10 +71,10 @@ def merge_rounds(files: RunFiles, rounds: int) -> MergedRounds:
     for number in range(1, rounds + 1):
         round_files = files.get_round_files(number)
         round_state = read_json(round_files.complete_states_marker)
-        rows.append({"round": number, **layout.summarize_participation(round_files, round_state)})
+        rows.append({"round": number, **layout.summarize_round(round_files, round_state)})
         times.append({"round": number, **read_json(round_files.times)})
         made_by += [maker for maker in round_state["made_by"] if maker not in made_by]
-        hashes = layout.read_round_digests(round_files, round_files.marker)
+        hashes = layout.read_round_hashes(round_files, round_files.marker)
         metrics += _read_tables(hashes, round_files.metrics, round_files.trained_accuracies)
         matrices += _read_tables(hashes, round_files.matrices, round_files.exchanged_matrices)
     return MergedRounds(

@@ -141,7 +141,7 @@ def validate_passes(algorithm: Algorithm, hook: str, result: Any) -> list[Pass]:
                 f"{describe_hook(algorithm, hook)}, because `when` and `after` of a Train pass run once per epoch. "
                 "Use null, or set `epochs` of that pass."
             )
-        if needs_epochs and has_client_step_counts(algorithm):
+        if needs_epochs and has_local_steps_hook(algorithm):
             raise SettingsError(
                 f"{describe_hook(algorithm, 'count_local_steps')} can't be used with {describe_hook(algorithm, hook)}, "
                 "because `when` and `after` of a Train pass run once per epoch. Set `epochs` of that pass."
@@ -162,7 +162,7 @@ def validate_participants(algorithm: Algorithm, result: Any) -> list[int]:
     return sorted(map(int, ids))
 
 
-def has_client_step_counts(algorithm: Algorithm) -> bool:
+def has_local_steps_hook(algorithm: Algorithm) -> bool:
     """Whether the algorithm counts the local steps of each client."""
     return type(algorithm).count_local_steps is not Algorithm.count_local_steps
 

@@ -33,7 +33,7 @@ def get_cpu_name() -> str:
     return platform.machine()
 
 
-def describe_versions(device: torch.device) -> dict[str, Any]:
+def get_device_and_versions(device: torch.device) -> dict[str, Any]:
     """Device and versions of this process, on which bits depend."""
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else get_cpu_name(),
@@ -45,10 +45,10 @@ def describe_versions(device: torch.device) -> dict[str, Any]:
     }
 
 
-def describe_job_environment(executor: str, device: torch.device, threads: int) -> str:
+def describe_executor_and_device(executor: str, device: torch.device, threads: int) -> str:
     """Describe the executor, device and cores of this process."""
     visible_gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    name = describe_versions(device)["device"]
+    name = get_device_and_versions(device)["device"]
     description = f"{executor} executor on {name}, {threads} thread{'s' * (threads > 1)} of {platform.node()}"
     if visible_gpus in ("", "-1"):
         return description
@@ -56,23 +56,23 @@ def describe_job_environment(executor: str, device: torch.device, threads: int) 
     return f"{description}, GPU {visible_gpus}{missing_gpu}"
 
 
-def select_device(execution: Execution) -> torch.device:
-    """Select the device."""
+def configure_device(execution: Execution) -> torch.device:
+    """Select the device, acquire a GPU, and set up PyTorch for reproducible bits."""
     numerics.configure_torch()
     if execution.device == "cuda" and not torch.cuda.is_available():
         raise SettingsError("execution.device: cuda can't be used, because PyTorch sees no GPU. Use auto or cpu.")
     if execution.device == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     count = torch.cuda.device_count()
-    device = torch.device("cuda", _select_gpu(count) if count > 1 else 0)
+    device = torch.device("cuda", _acquire_gpu_once(count) if count > 1 else 0)
     torch.cuda.set_device(device)
     return device
 
 
 @functools.cache
-def _select_gpu(count: int) -> int:
-    """Select the index of this process's GPU."""
-    return gpus.acquire_gpu(gpus.get_gpu_names(count))
+def _acquire_gpu_once(count: int) -> int:
+    """Acquire a GPU for this process. Return its index."""
+    return gpus.acquire_gpu(gpus.get_visible_gpu_ids(count))
 
 
 class ComponentCode:

@@ -22,8 +22,8 @@ from fedpipe.engine.clients import evaluation
 from fedpipe.engine.clients.executor import Executor
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.engine.server.server import make_download, make_initial_server_state
-from fedpipe.planning.new_clients import is_personal_model_trained, list_new_clients_protocols
-from fedpipe.settings.base import to_new_clients_protocol
+from fedpipe.planning.new_clients import is_personal_model_from_download, list_new_clients_protocols
+from fedpipe.settings.base import convert_to_new_clients_protocol
 from fedpipe.settings.evaluation import Evaluation
 
 
@@ -53,9 +53,9 @@ class NewClients:
             return make_initial_server_state(self.algorithm.bind_round(0, self.clients.seed), self._make_initial_model)
 
     @cached_property
-    def _has_personal_model(self) -> bool:
+    def _is_personal_model_trained(self) -> bool:
         x, _ = self.clients.gather_samples(self.clients.global_test[:1])
-        return is_personal_model_trained(self.algorithm, self._make_initial_model, x, self.clients.classes)
+        return is_personal_model_from_download(self.algorithm, self._make_initial_model, x, self.clients.classes)
 
     def make_download_function(
         self, algorithm: Algorithm, server: State
@@ -69,7 +69,7 @@ class NewClients:
 
         ``server`` is the server's state after a round.
         """
-        protocols = list_new_clients_protocols(self._settings.protocols, self._has_personal_model)
+        protocols = list_new_clients_protocols(self._settings.protocols, self._is_personal_model_trained)
         metrics = evaluation.evaluate_round(
             self._settings.model_copy(update={"protocols": tuple(protocols)}),
             self._executor,
@@ -80,7 +80,7 @@ class NewClients:
             get_kept_state,
             round_number,
         ).metrics
-        names = pa.array(map(to_new_clients_protocol, metrics["protocol"].to_pylist()), pa.string())
+        names = pa.array(map(convert_to_new_clients_protocol, metrics["protocol"].to_pylist()), pa.string())
         return metrics.set_column(metrics.schema.get_field_index("protocol"), "protocol", names)
 
 

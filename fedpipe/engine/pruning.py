@@ -54,7 +54,7 @@ class StatePruner:
             return
         rules = [keep_models, *other_requests]
         if rules != self._rules or round_number != self._pruned_round + 1:
-            self._list_states(round_number)
+            self._scan_stored_states(round_number)
         protected_rounds = self._find_protected_rounds(round_number, requests)
         # Otherwise a power failure could leave no complete round to resume from.
         fsync_files(*self._files.get_round_files(round_number - 1).path.glob("[!.]*"))
@@ -72,8 +72,8 @@ class StatePruner:
         self._client_rounds = self._client_rounds & needed_rounds - retained_rounds | {round_number}
         self._pruned_round, self._rules = round_number, rules
 
-    def _list_states(self, round_number: int) -> None:
-        """List the rounds before ``round_number``, except for round 0, that have states on disk."""
+    def _scan_stored_states(self, round_number: int) -> None:
+        """Find the rounds before ``round_number``, except for round 0, that have states on disk."""
         paths = list(self._files.rounds_folder.glob("[0-9]*/*.pt"))
         self._server_rounds, self._client_rounds = (
             {int(path.parent.name) for path in paths if path.name == name} & {*range(1, round_number)}
@@ -109,7 +109,9 @@ def _read_retention_requests(files: RunFiles) -> Iterator[RetentionRequest]:
         if plan is None:
             yield RetentionRequest(0, "all")
         else:
-            diagnosed_rounds = frozenset(diagnostic.round for diagnostic in plan.diagnostics if diagnostic.run == files)
+            diagnosed_rounds = frozenset(
+                diagnostic.round for diagnostic in plan.diagnostics if diagnostic.run_files == files
+            )
             yield from (
                 RetentionRequest(rounds, plan.keep_models, diagnosed_rounds)
                 for rounds in plan.round_counts_by_run.get(files.path, ())

@@ -39,12 +39,12 @@ from fedpipe.engine.clients.executor import (
     Score,
     TestSet,
     count_client_steps,
-    init_client,
+    make_initial_client_state,
 )
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.engine.clients.load import get_data_paths, load_federated_data
 from fedpipe.engine.clients.loop import LoopExecutor
-from fedpipe.engine.environment import ComponentCode, describe_versions, remove_duplicates, select_device
+from fedpipe.engine.environment import ComponentCode, configure_device, get_device_and_versions, remove_duplicates
 from fedpipe.engine.new_clients import NewClients
 from fedpipe.engine.server.device import choose_storage_device
 from fedpipe.engine.server.server import (
@@ -96,7 +96,7 @@ class Rounds:
         self.files, self._keep_models = files, keep_models
         self.settings = settings = RunSettings.read(files.settings)
         self.federation, self.evaluation = settings.build_federation_settings(), settings.build_evaluation_settings()
-        self._device, self._threads = select_device(execution), threads
+        self._device, self._threads = configure_device(execution), threads
         dtype = getattr(torch, self.federation.dtype)
         clients = clients or load_federated_data(settings, dtype, self._device)
         model, unbound_algorithm = cast(Model, settings.build_model()), cast(Algorithm, settings.build_algorithm())
@@ -104,7 +104,7 @@ class Rounds:
             model.build_initial_network, tuple(clients.x.shape[1:]), clients.classes
         )
         if model.has_frozen_base:
-            path, versions = frozen.get_features_path(settings), describe_versions(self._device)
+            path, versions = frozen.get_features_path(settings), get_device_and_versions(self._device)
             clients, build = frozen.replace_frozen_base(model, build, clients, path, threads, versions)
         all_clients = drift.add_drift(clients, self.federation)
         new_ids = self.federation.draw_held_out_clients(settings.seed)
@@ -124,7 +124,9 @@ class Rounds:
         self._stack_width, self._graphs = execution.stack if model.is_stackable else 1, execution.graphs
         with torch.no_grad(), explain_user_errors(self.algorithm):
             server = make_initial_server_state(self._bind_algorithm(0), self.make_initial_model)
-            initial_kept_state = make_contiguous(init_client(self._bind_algorithm(0), server, self.make_initial_model))
+            initial_kept_state = make_contiguous(
+                make_initial_client_state(self._bind_algorithm(0), server, self.make_initial_model)
+            )
         self._storage_device = choose_storage_device(
             self._device, server, initial_kept_state, self.make_initial_model, federation.participants
         )
@@ -210,14 +212,14 @@ class Rounds:
             round_number,
             ids,
             functools.partial(self.load_kept_state, round_number=round_number - 1),
-            self._make_send(round_number),
+            self._make_download_function(round_number),
             tests,
             participants,
             metrics=self.evaluation.recorded_metrics,
             samples_round=samples_round,
         )
 
-    def _make_send(self, round_number: int) -> Callable[[Sequence[int]], tuple[State, State]]:
+    def _make_download_function(self, round_number: int) -> Callable[[Sequence[int]], tuple[State, State]]:
         """Make the function that makes the downloads of some clients in a round."""
         server = self.load_server_state(round_number - 1)
         algorithm, get_positions = self._bind_algorithm(round_number), self.clients.get_client_positions
@@ -239,13 +241,13 @@ class Rounds:
         self.checkpoint.write_round_states(0, server, [], [], {}, last_rounds, **extra_entries)
         self.checkpoint.mark_round_complete(0, {})
 
-    def _begin_step(self, round_number: int) -> None:
+    def _begin_round_step(self, round_number: int) -> None:
         """Remember before a step of a round whether the round was complete when this process began it."""
         self._was_complete.setdefault(round_number, is_stored(self.files.get_round_files(round_number).marker))
 
     def train(self, round_number: int, ids: Sequence[int]) -> Block:
         """Train some participants."""
-        self._begin_step(round_number)
+        self._begin_round_step(round_number)
         start_time = time.perf_counter()
         test_lists = evaluation.get_test_sets_after_training(self.evaluation, self._is_evaluated(round_number)).values()
         tests: list[TestSet] = sorted({test for test_list in test_lists for test in test_list})
@@ -272,17 +274,17 @@ class Rounds:
             A block belongs to another run or round, or the blocks have other clients than the round.
         """
         self._reject_foreign_blocks(round_number, blocks)
-        self._begin_step(round_number)
+        self._begin_round_step(round_number)
         start_time, block = time.perf_counter(), Block.from_blocks(blocks, self._storage_device)
         weighted_uploads = self._compute_upload_weights(round_number, block)
-        uploads, server = weighted_uploads.uploads, self.load_server_state(round_number - 1)
+        uploads, server = weighted_uploads.finite_uploads, self.load_server_state(round_number - 1)
         if len(uploads):  # otherwise the round changes nothing
             previous_server = server
             with torch.no_grad(), explain_user_errors(self.algorithm):
                 numbered = weighted_uploads.renumber_uploads(self.clients.get_client_positions(block.ids))
                 server = make_contiguous(aggregate_uploads(self._bind_algorithm(round_number), server, numbered))
             contract.require_same_structure(self.algorithm, "aggregate", server, previous_server, "init")
-        hashes = self._record_participants(round_number, weighted_uploads)
+        hashes = self._write_participants_and_accuracies(round_number, weighted_uploads)
         hashes |= self._write_exchanged_matrices(round_number, server, uploads)
         made_by = remove_duplicates([block.made_by for block in blocks])
         environment = self.get_environment()
@@ -297,19 +299,19 @@ class Rounds:
             round_number,
             server,
             list(uploads.ids),
-            weighted_uploads.kept_states,
+            weighted_uploads.finite_kept_states,
             hashes,
             observed=metric_values,
             made_by=made_by,
             trained_on=dict(self.clients.data_checksums),
         )
         epoch_seconds = statistics.fmean(
-            outcome.seconds / self._count_epochs(outcome.client, round_number) for outcome in block.outcomes
+            outcome.seconds / self._count_epochs_in_round(outcome.client, round_number) for outcome in block.outcomes
         )
         seconds = {"train": block.seconds, "epoch": epoch_seconds, "aggregate": time.perf_counter() - start_time}
         self._record_times(round_number, **seconds)
 
-    def _count_epochs(self, client: int, round_number: int) -> float:
+    def _count_epochs_in_round(self, client: int, round_number: int) -> float:
         """Count the epochs of a client in a round, which may be a fraction."""
         steps = count_client_steps(self._bind_algorithm(round_number), self.clients, client, round_number)
         return self.federation.count_epochs(int(self.clients.sizes[client]), steps)
@@ -337,7 +339,9 @@ class Rounds:
         weights = compute_aggregation_weights(self.federation, self.clients.sizes[block.ids])
         return WeightedUploads(block, finite_mask, finite_mask * weights)
 
-    def _record_participants(self, round_number: int, weighted_uploads: WeightedUploads) -> dict[str, str]:
+    def _write_participants_and_accuracies(
+        self, round_number: int, weighted_uploads: WeightedUploads
+    ) -> dict[str, str]:
         """Write the participants and their accuracies after training. Return the files' hashes."""
         files, block = self.files.get_round_files(round_number), weighted_uploads.block
         participants = {
@@ -384,7 +388,7 @@ class Rounds:
     def evaluate(self, round_number: int) -> None:
         """Evaluate a round and mark it as complete."""
         self.checkpoint.read_state_json(round_number)  # requires the round's states
-        self._begin_step(round_number)
+        self._begin_round_step(round_number)
         self._require_same_data(round_number)
         start_time, files, hashes = time.perf_counter(), self.files.get_round_files(round_number), {}
         if self._is_evaluated(round_number):
@@ -396,7 +400,7 @@ class Rounds:
                 self.algorithm,
                 self.clients,
                 server,
-                self._make_send(round_number + 1),
+                self._make_download_function(round_number + 1),
                 get_kept_state,
                 round_number,
                 next_participants=self.select_participants(round_number + 1),
@@ -413,7 +417,7 @@ class Rounds:
                     round_number,
                     self.clients,
                     last_rounds,
-                    self._read_last_accuracies,
+                    self._read_kept_accuracies,
                     functools.partial(self._score_initial_models, round_number),
                 )
                 metrics = pa.concat_tables([metrics, kept_table])
@@ -430,7 +434,7 @@ class Rounds:
         if self._was_complete.get(round_number) or not is_stored(files.marker):
             write_json(files.times, self.checkpoint.read_times(round_number) | seconds)
 
-    def _read_last_accuracies(self, round_number: int) -> pa.Table:
+    def _read_kept_accuracies(self, round_number: int) -> pa.Table:
         """Read the recorded accuracies of a round's participants for the kept protocols."""
         path = self.files.get_round_files(round_number).kept_accuracies
         return read_parquet(path, self.checkpoint.read_state_json(round_number)["sha256"][path.name])
@@ -472,4 +476,4 @@ class Rounds:
 
     def get_environment(self) -> dict[str, Any]:
         """Get the environment on which bits depend: executor, device, versions."""
-        return {"executor": self.executor.name, **describe_versions(self._device)}
+        return {"executor": self.executor.name, **get_device_and_versions(self._device)}

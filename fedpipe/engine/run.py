@@ -9,7 +9,7 @@ from typing_extensions import override
 from fedpipe.core.storage import packing
 from fedpipe.core.storage.files import compute_file_sha256, is_stored, write_json
 from fedpipe.engine import replay
-from fedpipe.engine.environment import describe_job_environment
+from fedpipe.engine.environment import describe_executor_and_device
 from fedpipe.engine.pruning import StatePruner
 from fedpipe.engine.rounds import Rounds
 
@@ -40,13 +40,13 @@ class Run(Rounds):
         hashes = {str(number): compute_file_sha256(marker) for number, marker in markers.items()}
         write_json(self.files.get_segment_manifest_path(stop), {"rounds": hashes})
 
-    def describe_environment(self) -> str:
+    def describe_executor_and_device(self) -> str:
         """Describe device and executor of this process."""
-        return describe_job_environment(self.executor.name, self._device, self._threads)
+        return describe_executor_and_device(self.executor.name, self._device, self._threads)
 
     @override
-    def _begin_step(self, round_number: int) -> None:
+    def _begin_round_step(self, round_number: int) -> None:
         """Require also that data are unchanged and that the shared code reproduces the previous round."""
-        super()._begin_step(round_number)
+        super()._begin_round_step(round_number)
         self._require_same_data(round_number - 1)
         replay.require_reproducible_round(self, round_number - 1)

@@ -118,7 +118,7 @@ def _explain_unmatched_names(algorithm: Algorithm, names: Sequence[str]) -> str:
     )
 
 
-def describe_code_error(error: Exception) -> str:
+def describe_error_and_line(error: Exception) -> str:
     """Describe an error with the line of the user's code that raised it."""
     user_frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_user_code(frame.filename)]
     description = (

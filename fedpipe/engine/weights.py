@@ -66,7 +66,7 @@ class WeightedUploads(NamedTuple):
     weights: npt.NDArray[np.int64]
 
     @property
-    def uploads(self) -> Uploads:
+    def finite_uploads(self) -> Uploads:
         """The finite uploads, by client."""
         return self.renumber_uploads(self.block.ids)
 
@@ -76,6 +76,6 @@ class WeightedUploads(NamedTuple):
         return Uploads([numbers[row] for row in rows], [weights[row] for row in rows], [states[row] for row in rows])
 
     @property
-    def kept_states(self) -> list[State]:
+    def finite_kept_states(self) -> list[State]:
         """The kept states of the finite updates."""
         return list(itertools.compress(self.block.kept_states, self.finite_mask))

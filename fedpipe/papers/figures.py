@@ -229,7 +229,9 @@ def _build_sweep_data(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
         for run in runs:
             tables = run.study.load_diagnostics("head-norms", run.cell) if measure == "error" else []
             value = run.study.get_accuracy(run.cell) if measure == "accuracy" else None
-            value = head_norms.compute_class_distribution_distance(pa.Table.from_pandas(tables[0])) if tables else value
+            value = (
+                head_norms.compute_class_fraction_estimate_error(pa.Table.from_pandas(tables[0])) if tables else value
+            )
             if value is None or figure.x not in run.cell.grid:
                 continue
             panel, x = run.panel, run.cell.grid[figure.x]

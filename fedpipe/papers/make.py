@@ -45,7 +45,10 @@ def write_paper_pages(preset: str, plans_fingerprint: str | None = None) -> Pape
         studies |= {(paper.paper, name): study for name, study in paper_studies.items()}
         measured_cells |= measurements.measure_paper_cells(paper, paper_studies.get)
         drawings |= figures.plot_figures(paper, paper_studies.get)
-    plans = (Plan.read(StudyFiles.from_params(path, preset).plan) for path in study_folders.list_studies(PAPERS))
+    plans = (
+        Plan.read(StudyFiles.from_params(path, preset).plan)
+        for path in study_folders.list_studies_without_readings(PAPERS)
+    )
     if plans_fingerprint is not None and compute_plans_fingerprint(plans) != plans_fingerprint:
         raise ArtifactError(
             f"{PAPERS}: the plans have changed since this Snakemake began, because a study was edited. Type "

@@ -164,7 +164,7 @@ def recompute_round(drawn_round: DrawnRound) -> Recomputation:
 def _find_run_settings(plan: NewPlan, stored_run: StoredRun) -> RunSettings | None:
     """Find the settings of a stored run. Any draw of `tune` may have won, because the rungs may not be here."""
     candidates = [plan.run_settings[run.key] for run in plan.runs if run.algorithm == stored_run.algorithm]
-    tuning = plan.tuning.add_draws_of_rungs(plan.read_rungs()) if plan.tuning else None
+    tuning = plan.tuning.replace_tpe_draws(plan.read_rungs()) if plan.tuning else None
     for planned_search in tuning.searches if tuning else ():
         if planned_search.algorithm == stored_run.algorithm:
             for draw in planned_search.draws:

@@ -126,7 +126,7 @@ class PaperStudy:
         """The accuracy by which the best value of a grid is chosen: on test or validation samples."""
         protocol = self.get_protocol(cell.algorithm)
         if self.plan.report.best_on == "validation":
-            protocol = base.to_validation_protocol(protocol)
+            protocol = base.convert_to_validation_protocol(protocol)
         return self._measured_percentages_by_run.get((_format_run_id(cell), protocol), -math.inf)
 
     def load_curve(self, cell: Cell) -> pd.DataFrame:

@@ -65,7 +65,7 @@ def describe_runs_from_other_code(
     """
     times_by_run = times_by_run or {}
     count = sum(
-        not _is_merged_from_code(run.merged_files, plan.shared, times_by_run.get(run.merged_files))
+        not _is_code_of_merged_rounds(run.merged_files, plan.shared, times_by_run.get(run.merged_files))
         and has_other_shared_code(run.files, plan.shared)
         for run in plan.runs
     )
@@ -112,7 +112,7 @@ def read_round_environments(files: RoundFiles) -> list[dict[str, Any]]:
     return environments
 
 
-def _is_merged_from_code(files: MergedRoundFiles, shared: str, times: Any = None) -> bool:
+def _is_code_of_merged_rounds(files: MergedRoundFiles, shared: str, times: Any = None) -> bool:
     """Whether this shared code made all merged rounds. Their times are read much faster than a pack is opened."""
     with suppress(ArtifactError, LookupError, TypeError, AttributeError):
         return all(environment["shared"] == shared for environment in (times or read_json(files.times))["made_by"])

@@ -64,7 +64,7 @@ class CombinedPlan:
         return runs_by_path
 
     @cached_property
-    def plans_with_all_runs(self) -> tuple[Plan, ...]:
+    def available_plans(self) -> tuple[Plan, ...]:
         """Plans without omitted runs, whose tables can be made."""
         return tuple(plan for plan in self.plans if all(str(run.path) in self.runs for run in plan.runs))
 
@@ -97,7 +97,7 @@ class CombinedPlan:
     def diagnostics(self) -> dict[str, PlannedDiagnostic]:
         """All diagnostics by table."""
         diagnostics = itertools.chain.from_iterable(plan.diagnostics for plan in self.plans)
-        return {str(planned.path): planned for planned in diagnostics if str(planned.run.path) in self.runs}
+        return {str(planned.path): planned for planned in diagnostics if str(planned.run_files.path) in self.runs}
 
     @property
     def execution(self) -> Execution:

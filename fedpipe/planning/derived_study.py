@@ -68,7 +68,7 @@ class Override:
             values = None
         if not values or not isinstance(values, list):
             raise SettingsError(f"-S {key}: '{text}' is not YAML. Use a value such as 0.1, null, '' or [64, 32].")
-        if override._is_list and len(values) > 1 and any(isinstance(value, list) for value in values):
+        if override._has_list_key and len(values) > 1 and any(isinstance(value, list) for value in values):
             raise SettingsError(
                 f"-S {key}: '{text}' has several lists, and {key} is one list. Use one, such as [1, 2]."
             )
@@ -77,10 +77,10 @@ class Override:
     @property
     def is_grid(self) -> bool:
         """Whether the option has several values, but the key takes only one."""
-        return not self._is_list and len(self.parse_values()) > 1
+        return not self._has_list_key and len(self.parse_values()) > 1
 
     @property
-    def _is_list(self) -> bool:
+    def _has_list_key(self) -> bool:
         """Whether the key is a list in params.yaml, such as study.seeds."""
         section_name, _, name = self.key.partition(".")
         field = Params.model_fields.get(section_name)
@@ -89,7 +89,7 @@ class Override:
         return name in keys and get_origin(keys[name].annotation) is tuple
 
     @property
-    def file_name(self) -> str:
+    def file_name_part(self) -> str:
         """The key and the values in the name of a file."""
         return f"{self.key.removeprefix('algorithms.')}={self.text}".translate(NAME_CHARACTERS)
 
@@ -100,7 +100,7 @@ class Override:
     def parse_value(self) -> Any:
         """Parse the value of the key: a list if the key is one."""
         values = self.parse_values()
-        return values if self._is_list and not isinstance(values[0], list) else values[0]
+        return values if self._has_list_key and not isinstance(values[0], list) else values[0]
 
     def __str__(self) -> str:
         """The option, as you type it."""
@@ -135,7 +135,7 @@ class DerivedStudy:
     def path(self) -> Path:
         """The derived file, next to the base or in `studies`."""
         folder = STUDIES if self.base == PARAMS else self.base.parent
-        name = "-".join([self.base.stem, *(override.file_name for override in self.overrides)])
+        name = "-".join([self.base.stem, *(override.file_name_part for override in self.overrides)])
         simple_name = re.sub(r"[^A-Za-z0-9_.+()=-]", "_", name)
         is_ambiguous = any(AMBIGUOUS_CHARACTERS.search(override.text) for override in self.overrides)
         if simple_name != name or is_ambiguous or len(name) > MAX_NAME_LENGTH:
@@ -162,7 +162,7 @@ class DerivedStudy:
         presets = [changes for changes in presets_by_name.values() if isinstance(changes, dict)]
         for override in sorted(self.overrides, key=lambda override: override.is_grid):
             _remove_key_from_grids_and_presets(settings, presets, override.key)
-            _set_values(settings, presets, override)
+            _apply_override(settings, presets, override)
         return settings
 
     @cached_property
@@ -298,7 +298,7 @@ class DerivedStudy:
 
 def _remove_key_from_grids_and_presets(settings: Any, presets: Sequence[Any], key: str) -> None:
     """Remove a key, and the keys in it, from presets and from grids. An axis of a grid keeps it."""
-    for grid_lists in _list_grid_sections(settings, presets):
+    for grid_lists in _list_grids(settings, presets):
         for name in [name for name in grid_lists if grid.is_key_within_section(name, key)]:
             if not isinstance(grid_lists[name], dict):
                 del grid_lists[name]
@@ -307,7 +307,7 @@ def _remove_key_from_grids_and_presets(settings: Any, presets: Sequence[Any], ke
             del changes[name]
 
 
-def _set_values(settings: Any, presets: Sequence[Any], override: Override) -> None:
+def _apply_override(settings: Any, presets: Sequence[Any], override: Override) -> None:
     """Set the value of an option in the settings, and in presets that set the grid or the key's section."""
     if override.is_grid:
         key_path, parse = ["study", "grid", override.key], override.parse_values
@@ -322,7 +322,7 @@ def _set_values(settings: Any, presets: Sequence[Any], override: Override) -> No
         target[override.key] = parse()  # parse again, because YAML writes a list that occurs twice as an alias
 
 
-def _list_grid_sections(settings: Any, presets: Sequence[Any]) -> list[Any]:
+def _list_grids(settings: Any, presets: Sequence[Any]) -> list[Any]:
     """List the grid of the study, and the grids that presets set instead."""
     study = settings.get("study")
     grids = [

@@ -13,7 +13,7 @@ from fedpipe.core.components import code_digest
 from fedpipe.core.errors import ArtifactError, SettingsError, suggest_name
 from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage.layout import DiagnosticFiles
-from fedpipe.core.yaml_text import format_yaml, read_keyed_settings
+from fedpipe.core.yaml_text import format_yaml, read_verified_settings
 from fedpipe.planning.plan import Cell, PlannedDiagnostic
 from fedpipe.settings.diagnostics import Diagnostic, HeadNorms
 from fedpipe.settings.params import Params
@@ -61,7 +61,7 @@ def read_diagnostic_settings(files: DiagnosticFiles) -> dict[str, Any]:
         The file is missing, differs from the key in its name, or belongs to other code.
     """
     path = files.settings
-    settings = read_keyed_settings(path, "/".join(path.with_suffix("").parts[-3:]), _compute_relative_path)
+    settings = read_verified_settings(path, "/".join(path.with_suffix("").parts[-3:]), _compute_relative_path)
     kind = settings["kind"]
     if kind not in code_digest.DIAGNOSTIC_MODULES or settings["code"] != code_digest.compute_diagnostic_digest(kind):
         raise ArtifactError(f"{path} belongs to another version of {kind}. Type `fedpipe run`, which plans again.")

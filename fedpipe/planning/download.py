@@ -19,7 +19,7 @@ from fedpipe.core.components import pinned_files, registry
 from fedpipe.core.components.component import DATASET, MODEL, PARTITION, ComponentKind
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import files
-from fedpipe.core.yaml_text import read_keyed_settings, read_yaml
+from fedpipe.core.yaml_text import read_verified_settings, read_yaml
 from fedpipe.data import store
 from fedpipe.data.datasets.base import Dataset, DatasetInfo, PinnedDataset, PublishedDataset
 from fedpipe.data.datasets.huggingface import HuggingFace
@@ -61,7 +61,7 @@ def download_dataset(name: str) -> Path:
         No plan has it, or its settings file was edited. See also :func:`load_and_save_dataset`.
     """
     path = store.get_dataset_settings_path(name)
-    section = parser.parse_dataset(read_keyed_settings(path, name, _compute_dataset_name))
+    section = parser.parse_dataset(read_verified_settings(path, name, _compute_dataset_name))
     return load_and_save_dataset(section.effective_dataset, section.fetcher)
 
 
@@ -113,7 +113,7 @@ def load_and_save_dataset(dataset: Dataset, fetch: Fetcher, path: Path | None = 
     return path
 
 
-def write_dataset_facts_into_study(name: str | None, params: Path, stored: set[Path] | None = None) -> str:
+def download_and_pin_dataset(name: str | None, params: Path, stored: set[Path] | None = None) -> str:
     """Obtain and store a data set, and fill in each SHA-256 that the study lacks, and the commit of the hub.
 
     For the study's own data set, this includes the files of its partition and its model's weights. Without a name, it
@@ -166,7 +166,7 @@ def write_dataset_facts_into_study(name: str | None, params: Path, stored: set[P
         )
     for key, entry in (("revision", revision), ("sha256", sha256)):
         if entry is not None and is_study_dataset:
-            _declare_key(params, ("dataset",), key, entry, messages)
+            _write_key_or_advise(params, ("dataset",), key, entry, messages)
         elif entry is not None:
             messages.append(f"Add this to {params}, under dataset with name {section.name}:\n  {key}: {entry}")
     if is_study_dataset:
@@ -174,7 +174,7 @@ def write_dataset_facts_into_study(name: str | None, params: Path, stored: set[P
         for kind in (PARTITION, MODEL):
             _write_component_sha256_into_study(kind, params, settings, store.read_dataset_info(path), messages)
     if name is None:
-        _write_grid_substitute_sha256_into_study(params, section, messages)
+        _write_grid_dataset_sha256_into_study(params, section, messages)
         messages += _load_and_save_grid_datasets(params)
     return "\n".join(messages)
 
@@ -210,7 +210,7 @@ def _describe_samples(facts: DatasetInfo, class_names: Sequence[str], labels: to
     messages = [f"It has {facts.size:,} samples of shape {facts.shape} in {facts.classes:,} classes{name_list}."]
     class_sizes = labels.bincount()
     class_count, single_count = int((class_sizes > 0).sum()), int((class_sizes == 1).sum())
-    if fraction := _find_fraction(class_names):
+    if fraction := _find_fractional_class_name(class_names):
         messages.append(
             f"Warning: its labels are numbers with fractions, such as {fraction}, and each number is a class. Use "
             "labels that are classes."
@@ -222,7 +222,7 @@ def _describe_samples(facts: DatasetInfo, class_names: Sequence[str], labels: to
     return messages
 
 
-def _find_fraction(class_names: Sequence[str]) -> str | None:
+def _find_fractional_class_name(class_names: Sequence[str]) -> str | None:
     """Find a number with a fraction, if all names are numbers."""
     with suppress(ValueError):
         numbers = [float(name) for name in class_names]
@@ -240,7 +240,7 @@ def _write_weights_sha256_into_study(
     sha256 = pinned_files.compute_content_sha256(path)
     messages.append(f"{path} is stored.")
     if model.sha256 is None:
-        _declare_key(params, (MODEL.section,), "sha256", sha256, messages)
+        _write_key_or_advise(params, (MODEL.section,), "sha256", sha256, messages)
 
 
 def _write_component_sha256_into_study(
@@ -254,7 +254,7 @@ def _write_component_sha256_into_study(
         raise SettingsError(f"{kind.section}.{pin.parameter}: {pin.path} is missing. Use an existing file.")
     sha256 = pinned_files.compute_content_sha256(pin.path)
     _require_usable_component_file(kind, settings | {kind.section: settings[kind.section] | {"sha256": sha256}}, facts)
-    _declare_key(params, (kind.section,), "sha256", sha256, messages)
+    _write_key_or_advise(params, (kind.section,), "sha256", sha256, messages)
 
 
 def _require_usable_component_file(kind: ComponentKind, settings: dict[str, Any], facts: DatasetInfo) -> None:
@@ -267,24 +267,24 @@ def _require_usable_component_file(kind: ComponentKind, settings: dict[str, Any]
         component.check(clients, facts.classes, facts.size)
 
 
-def _write_grid_substitute_sha256_into_study(params: Path, section: Data, messages: list[str]) -> None:
+def _write_grid_dataset_sha256_into_study(params: Path, section: Data, messages: list[str]) -> None:
     """Fill in the SHA-256 of each mirror's substitute for a data set of the study's grid and presets.
 
     If a data set of the grid needs none, but the section `dataset` has one, null is filled in.
     """
     settings = loader.read_params(params)
     is_declared = bool((settings.get("dataset") or {}).get("sha256"))
-    for key_path, key, named in list(_iterate_undeclared_datasets(settings)):
+    for key_path, key, named in list(_iterate_datasets_without_sha256(settings)):
         data = parser.parse_dataset({"name": named, **({"mirror": section.mirror} if section.mirror else {})})
         if not isinstance(data.configured_dataset, PublishedDataset):
             continue
         sha256 = data.configured_dataset.compute_unpinned_sha256(data.fetcher)
         if sha256 is None and not (is_declared and key != "sha256"):
             continue
-        _declare_key(params, key_path, key, sha256, messages)
+        _write_key_or_advise(params, key_path, key, sha256, messages)
 
 
-def _iterate_undeclared_datasets(
+def _iterate_datasets_without_sha256(
     settings: dict[str, Any], parent_keys: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], str, str]]:
     """Iterate over data sets of grid and presets without SHA-256: the mapping, the missing key, and the name."""
@@ -294,7 +294,7 @@ def _iterate_undeclared_datasets(
         elif key == "dataset" and parent_keys and isinstance(value, dict) and "sha256" not in value and "name" in value:
             yield (*parent_keys, key), "sha256", str(value["name"])
         elif isinstance(value, dict) and (parent_keys or key in ("study", "presets")):
-            yield from _iterate_undeclared_datasets(value, (*parent_keys, key))
+            yield from _iterate_datasets_without_sha256(value, (*parent_keys, key))
 
 
 def _iterate_grid_datasets(settings: dict[str, Any]) -> Iterator[Data]:
@@ -341,7 +341,9 @@ def _check_samples(
         )
 
 
-def _declare_key(params: Path, key_path: tuple[str, ...], key: str, entry: str | None, messages: list[str]) -> None:
+def _write_key_or_advise(
+    params: Path, key_path: tuple[str, ...], key: str, entry: str | None, messages: list[str]
+) -> None:
     """Add a key to a mapping of the study's file. If this fails, advise the user to add it."""
     if not _write_key_into_study(params, key_path, key, entry, messages):
         messages.append(f"Add this to {params}, under {'.'.join(key_path)}:\n  {key}: {entry or 'null'}")

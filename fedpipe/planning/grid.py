@@ -55,7 +55,7 @@ def collect_grid_keys(study_params: Params, preset_changes: dict[str, Any]) -> d
                 f"study.grid: '{name}' has no effect, because its algorithm is not in study.algorithms. Add the "
                 "algorithm, or remove it from the grid."
             )
-    for (name, key), (other, other_key) in _iterate_conflicting_key_pairs(study_params, keys_by_name):
+    for (name, key), (other, other_key) in _iterate_key_pairs_of_points(study_params, keys_by_name):
         if has_overlap(key, other_key):
             setters = f"'{name}' and '{other}' set" if name != other else f"'{name}' sets"
             keys_text = f"'{key}'" if key == other_key else f"'{key}' and '{other_key}', which overlap"
@@ -68,7 +68,7 @@ def collect_grid_keys(study_params: Params, preset_changes: dict[str, Any]) -> d
     return keys_by_name
 
 
-def _iterate_conflicting_key_pairs(
+def _iterate_key_pairs_of_points(
     study_params: Params, keys: dict[str, list[str]]
 ) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
     """Iterate over pairs of keys that one point may set, each with its name."""

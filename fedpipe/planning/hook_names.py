@@ -50,14 +50,14 @@ def find_naming_mistakes(algorithm: Algorithm) -> Iterator[str]:
     for mistake in component.find_field_mistakes(component.ALGORITHM, type(algorithm)):
         yield f"{label} {mistake}"
     classes = [base for base in type(algorithm).__mro__ if base not in Algorithm.__mro__]
-    used_names = overrides.find_used_names(classes)
+    used_names = overrides.find_names_in_methods(classes)
     fields = {field.name for field in dataclasses.fields(algorithm)}
     for base in classes:
         for name, value in vars(base).items():
             if name in HOOKS and callable(getattr(Algorithm, name)):
                 yield from overrides.check_override(label, name, value, Algorithm)
             elif not name.startswith("_") and name not in HOOKS and name not in fields | FIELDS:
-                yield from _check_unused_name(label, name, used_names)
+                yield from _find_misspelled_hook(label, name, used_names)
     for key in algorithm.unsupported_settings:
         if key not in Federation.model_fields:
             yield (
@@ -69,7 +69,7 @@ def find_naming_mistakes(algorithm: Algorithm) -> Iterator[str]:
             yield f"{label}: the field '{name}' hides the hook with that name. Rename the field."
 
 
-def _check_unused_name(label: str, name: str, used_names: set[str]) -> Iterator[str]:
+def _find_misspelled_hook(label: str, name: str, used_names: set[str]) -> Iterator[str]:
     """Check a name that the class never uses. If it is not a hook, it has no effect."""
     if name in used_names:
         return

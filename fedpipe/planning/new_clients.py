@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from fedpipe.core.errors import SettingsError
-from fedpipe.settings.base import Protocol, to_new_clients_protocol
+from fedpipe.settings.base import Protocol, convert_to_new_clients_protocol
 from fedpipe.settings.report import ReportedClients
 
 if TYPE_CHECKING:  # commands for tables import no torch
@@ -40,7 +40,7 @@ def list_reported_protocols(protocols: Iterable[Protocol], clients: ReportedClie
     for protocol in protocols:
         reported_protocols += [protocol] if clients != "new" else []
         if clients != "seen":
-            reported_protocols += map(to_new_clients_protocol, list_new_clients_protocols([protocol]))
+            reported_protocols += map(convert_to_new_clients_protocol, list_new_clients_protocols([protocol]))
     return reported_protocols
 
 
@@ -70,7 +70,7 @@ def check_new_clients(params: Params, labels: Iterable[str]) -> None:
     for label in labels:
         if "global" in models and has_model(params.algorithms[label].algorithm, params, "global-on-local"):
             continue
-        if has_only_global or not _is_new_client_model_trained(params, label):
+        if has_only_global or not _is_new_client_model_from_download(params, label):
             no_model = f"{label} has no global model"
             cause = no_model if has_only_global else "the personal model of a new client is an initial model"
             raise SettingsError(
@@ -106,8 +106,8 @@ def check_reported_clients(params: Params, has_new_clients: bool) -> None:
             )
 
 
-def _is_new_client_model_trained(params: Params, label: str) -> bool:
-    """Whether the personal model of a method's new client is trained. True if it can't be computed here."""
+def _is_new_client_model_from_download(params: Params, label: str) -> bool:
+    """Whether a new client's personal model depends on what it receives. True if it can't be computed here."""
     import torch
 
     from fedpipe.models.base import FunctionalNetwork
@@ -121,12 +121,12 @@ def _is_new_client_model_trained(params: Params, label: str) -> bool:
         )
         x = torch.zeros(1, *facts.shape, dtype=torch.int64 if params.dataset.has_tokens else None)
         bound_algorithm = algorithm.bind(net, federation.exclude_held_out_clients(extra=1))
-        return is_personal_model_trained(bound_algorithm, net.make_initial_model, x, facts.classes)
+        return is_personal_model_from_download(bound_algorithm, net.make_initial_model, x, facts.classes)
     except Exception:  # custom code that can't run here: its jobs report why
         return True
 
 
-def is_personal_model_trained(
+def is_personal_model_from_download(
     algorithm: Algorithm, initial_model: Callable[[int], Tensors], x: Tensor, num_classes: int
 ) -> bool:
     """Whether a new client's personal model depends on what it receives. Otherwise it is an initial model.

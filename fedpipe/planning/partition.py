@@ -13,7 +13,7 @@ from fedpipe.core.components import code_digest, component, registry
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage import files, layout
-from fedpipe.core.yaml_text import read_keyed_settings, read_yaml
+from fedpipe.core.yaml_text import read_verified_settings, read_yaml
 from fedpipe.data import heterogeneity, store
 from fedpipe.data.assignment import Assignment, assign_samples, compute_assignment_sha256, select_sample_subset
 from fedpipe.data.partitions.base import Scheme
@@ -64,7 +64,7 @@ def is_partition_reproducible(key: str) -> bool:
     )
 
 
-def get_settings_path(key: str) -> Path:
+def get_partition_settings_path(key: str) -> Path:
     """Get the file with the settings of a partition."""
     return layout.get_assignment_path(key).with_name("partition.yaml")
 
@@ -77,14 +77,14 @@ def read_partition_settings(key: str) -> dict[str, Any]:
     ArtifactError
         The file is missing or differs from the key in its folder's name.
     """
-    return read_keyed_settings(
-        get_settings_path(key),
+    return read_verified_settings(
+        get_partition_settings_path(key),
         key,
         lambda settings: compute_json_digest({name: value for name, value in settings.items() if name != "origin"}),
     )
 
 
-def describe_omitted_clients(key: str, settings: dict[str, Any], assignment: Assignment) -> list[str]:
+def list_partition_warnings(key: str, settings: dict[str, Any], assignment: Assignment) -> list[str]:
     """Warnings about clients that the scheme drops, and about clients without test samples."""
     warnings = []
     if dropped := assignment.dropped_clients:
@@ -103,8 +103,8 @@ def describe_omitted_clients(key: str, settings: dict[str, Any], assignment: Ass
     return warnings
 
 
-def collect_omitted_client_warnings(partitions: dict[str, dict[str, Any]], texts: dict[str, str]) -> Iterator[str]:
-    """Collect :func:`describe_omitted_clients` for the partitions of a plan whose data are stored.
+def collect_partition_warnings(partitions: dict[str, dict[str, Any]], texts: dict[str, str]) -> Iterator[str]:
+    """Collect :func:`list_partition_warnings` for the partitions of a plan whose data are stored.
 
     For partitions that differ only in their seed, only the first one is checked. ``texts`` are the files of the plan.
     """
@@ -115,12 +115,12 @@ def collect_omitted_client_warnings(partitions: dict[str, dict[str, Any]], texts
         if settings_digest in checked_settings or not path.is_file():
             continue
         checked_settings.add(settings_digest)
-        settings_path = get_settings_path(key)
+        settings_path = get_partition_settings_path(key)
         settings = read_yaml(texts[str(settings_path)], settings_path)  # includes the path of its file
         with suppress(ArtifactError):  # jobs report it
             samples = store.load_samples(path)
             table = make_assignment_table(settings, samples)
-            yield from describe_omitted_clients(key, settings, Assignment.from_table(table))
+            yield from list_partition_warnings(key, settings, Assignment.from_table(table))
 
 
 def _build_scheme(settings: dict[str, Any]) -> Scheme:

@@ -40,7 +40,7 @@ from fedpipe.planning.rungs import (
     format_draw_label,
     read_rungs,
 )
-from fedpipe.settings.base import NEW_CLIENTS_PREFIX, Label, Metric, to_new_clients_protocol
+from fedpipe.settings.base import NEW_CLIENTS_PREFIX, Label, Metric, convert_to_new_clients_protocol
 from fedpipe.settings.execution import Artifacts, Execution
 from fedpipe.settings.report import Report
 
@@ -103,7 +103,7 @@ class PlannedDiagnostic:
     key: Key  #: hash of its settings, the run's key and the diagnostic's code
 
     @property
-    def run(self) -> RunFiles:
+    def run_files(self) -> RunFiles:
         """The run's files."""
         return RunFiles.from_key(self.algorithm, self.run_key)
 
@@ -174,8 +174,8 @@ class Plan:
         own_protocol = self.method_protocols.get(label, first_protocol)
         if protocol is None or protocol == first_protocol:
             return own_protocol
-        own_new_protocol = to_new_clients_protocol(own_protocol)
-        is_next = protocol == to_new_clients_protocol(first_protocol) and own_new_protocol in self.protocols
+        own_new_protocol = convert_to_new_clients_protocol(own_protocol)
+        is_next = protocol == convert_to_new_clients_protocol(first_protocol) and own_new_protocol in self.protocols
         return own_new_protocol if is_next else protocol
 
     def get_method_title(self, label: str) -> str:
@@ -221,7 +221,7 @@ class Plan:
         """Names of partitions in files by key, such as ``dirichlet-0.2-seed0``."""
         return name_partitions(self.partitions)
 
-    def name_repository(self, key: str) -> dict[str, Any]:
+    def get_partition_settings_with_repository(self, key: str) -> dict[str, Any]:
         """Settings of a partition for descriptions, in which the data set's name has the repository and revision."""
         settings, repository = self.partitions[key], self.repositories.get(key, "")
         name = f"{settings['dataset']['name']} {repository}".rstrip()
@@ -229,7 +229,7 @@ class Plan:
 
     def build_partition_labels(self, key: str) -> dict[str, str]:
         """Build the labels of a partition in Snakemake's report: data set, scheme and parameters, clients, seed."""
-        return build_partition_labels(self.name_repository(key))
+        return build_partition_labels(self.get_partition_settings_with_repository(key))
 
     @property
     def row_key_columns(self) -> list[str]:
@@ -293,7 +293,7 @@ class Plan:
         cells = tuple(cell for cell in self.cells if cell.grid[TUNING] == UNTUNED)
         keys = {(cell.algorithm, cell.key) for cell in cells}
         runs = tuple(run for run in self.runs if (run.algorithm, run.key) in keys)
-        return replace(self, cells=cells, runs=runs, tuning=self.tuning.add_draws_of_rungs(()))
+        return replace(self, cells=cells, runs=runs, tuning=self.tuning.replace_tpe_draws(()))
 
     @cached_property
     def search_digest(self) -> str:
@@ -342,7 +342,7 @@ class Plan:
         if self.tuning is None:
             return self
         rungs = self.read_rungs() if rungs is None else rungs
-        is_complete, tuning = len(rungs) == len(self.tuning.rungs), self.tuning.add_draws_of_rungs(rungs)
+        is_complete, tuning = len(rungs) == len(self.tuning.rungs), self.tuning.replace_tpe_draws(rungs)
         cells: dict[tuple[Any, ...], Cell] = {}
         untuned_plan = self.plan_without_tuning
         runs = dict(untuned_plan.runs_by_key)

@@ -35,7 +35,7 @@ from fedpipe.planning.rank_test import check_rank_test
 from fedpipe.planning.run_settings import RunSettings
 from fedpipe.planning.rungs import TUNED, TUNING, UNTUNED, Candidate, PlannedSearch, PlannedTuning, Rung
 from fedpipe.settings import loader, methods, parser
-from fedpipe.settings.base import ValidationProtocol, to_new_clients_protocol
+from fedpipe.settings.base import ValidationProtocol, convert_to_new_clients_protocol
 from fedpipe.settings.dataset import format_download_command
 from fedpipe.settings.params import Params
 from fedpipe.settings.tune import Tune
@@ -104,7 +104,7 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
     has_new_clients = any("held_out" in settings.federation for settings in draft.run_settings.values())
     check_reported_clients(study_params, has_new_clients)
     draft.warnings += draft.list_warnings_about_settings_without_effect()
-    draft.warnings += partition.collect_omitted_client_warnings(draft.partitions, draft.file_texts)
+    draft.warnings += partition.collect_partition_warnings(draft.partitions, draft.file_texts)
     plan = draft.build_plan(path, preset)
     check_rank_test(plan)
     rungs = Plan.read_rungs(plan)
@@ -113,7 +113,9 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
             for new in result.new_draws:
                 plan_draw(new.draw, new.values)  # extends the dicts that the plan shares with the draft
     if rungs:  # the models of these draws are sources, too
-        plan = dataclasses.replace(plan, source_hashes=plan.source_hashes | _list_code_hashes(draft.components))
+        plan = dataclasses.replace(
+            plan, source_hashes=plan.source_hashes | _list_component_file_hashes(draft.components)
+        )
     return dataclasses.replace(plan, source_hashes=plan.source_hashes | source_hashes)
 
 
@@ -278,7 +280,9 @@ class _PlanDraft:
         method_protocols = {label: params.algorithms[label].options.protocol for label in labels}
         if params.report.clients == "new":
             method_protocols = {
-                label: to_new_clients_protocol(protocol) for label, protocol in method_protocols.items() if protocol
+                label: convert_to_new_clients_protocol(protocol)
+                for label, protocol in method_protocols.items()
+                if protocol
             }
         titles = {label: methods.get_method_title(label, params.algorithms[label]) for label in labels}
         return NewPlan(
@@ -310,7 +314,7 @@ class _PlanDraft:
             run_settings=self.run_settings,
             file_texts=self.file_texts,
             sample_counts=self.sample_counts,
-            source_hashes=_list_code_hashes(self.components) | self.fingerprints,
+            source_hashes=_list_component_file_hashes(self.components) | self.fingerprints,
             unavailable_runs=self.unavailable_runs,
             draw_planners=tuple(self.draw_planners.values()),
         )
@@ -379,7 +383,9 @@ class _PlanDraft:
         if key not in self.sample_counts:
             self.sample_counts[key] = _estimate_train_and_total_samples(params)
             origin = {"origin": params.partition.origin} if params.partition.origin else {}
-            self.file_texts[str(partition.get_settings_path(key))] = format_yaml(settings.partition_settings | origin)
+            self.file_texts[str(partition.get_partition_settings_path(key))] = format_yaml(
+                settings.partition_settings | origin
+            )
         return key
 
 
@@ -463,7 +469,7 @@ def _hash_sources(path: Path) -> dict[str, str]:
     return {_get_relative_path(file): compute_file_sha256(file) for file in sorted(files)}
 
 
-def _list_code_hashes(components: list[Component]) -> dict[str, str]:
+def _list_component_file_hashes(components: list[Component]) -> dict[str, str]:
     """List the SHA-256 of the components' files at the time when their code was read."""
     digests = (compute_code_digest(*component.list_hashed_code()) for component in components)
     return {_get_relative_path(file): sha256 for digest in digests for file, sha256 in digest.files.items()}

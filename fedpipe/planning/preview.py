@@ -10,7 +10,7 @@ from fedpipe.core.yaml_text import read_yaml
 from fedpipe.data import class_names, store
 from fedpipe.data.assignment import Assignment
 from fedpipe.planning import planner
-from fedpipe.planning.partition import get_settings_path, make_assignment_table
+from fedpipe.planning.partition import get_partition_settings_path, make_assignment_table
 from fedpipe.settings import loader, parser
 from fedpipe.settings.dataset import format_download_command
 
@@ -19,7 +19,7 @@ class PartitionPreview(NamedTuple):
     """A partition before it is written."""
 
     key: str
-    settings: dict[str, Any]  #: of :meth:`~fedpipe.planning.plan.Plan.name_repository`
+    settings: dict[str, Any]  #: of :meth:`~fedpipe.planning.plan.Plan.get_partition_settings_with_repository`
     assignment: Assignment
     class_names: tuple[str, ...]  #: names or numbers of the classes, C of them
     held_out: tuple[int, ...]  #: clients that are held out
@@ -34,7 +34,7 @@ def preview_partitions(params: Path) -> Iterator[PartitionPreview]:
     study_plan = planner.make_plan(params)
     section = parser.parse_params(loader.read_params(params), format_download_command(params)).dataset
     for key in study_plan.partitions:
-        settings_path = get_settings_path(key)
+        settings_path = get_partition_settings_path(key)
         settings = read_yaml(study_plan.file_texts[str(settings_path)], settings_path)
         path = store.get_stored_dataset_path(settings["dataset"])
         if path.is_file() or path != section.dataset_path:
@@ -45,4 +45,6 @@ def preview_partitions(params: Path) -> Iterator[PartitionPreview]:
         assignment = Assignment.from_table(table)
         names = class_names.select_class_names(settings["dataset"]["name"], assignment.class_counts.shape[1], own_names)
         held_out, unused_keys = study_plan.held_out.get(key, ()), study_plan.unused_keys.get(key, ())
-        yield PartitionPreview(key, study_plan.name_repository(key), assignment, names, held_out, unused_keys)
+        yield PartitionPreview(
+            key, study_plan.get_partition_settings_with_repository(key), assignment, names, held_out, unused_keys
+        )

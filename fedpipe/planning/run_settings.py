@@ -12,7 +12,7 @@ from fedpipe.core.components.code_digest import compute_code_digest
 from fedpipe.core.components.component import ALGORITHM, MODEL, PARTITION, Component, ComponentKind
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.hashing import compute_json_digest
-from fedpipe.core.yaml_text import format_yaml, read_generated_yaml, read_keyed_settings
+from fedpipe.core.yaml_text import format_yaml, read_generated_yaml, read_verified_settings
 from fedpipe.settings.dataset import SPLIT_KEYS, Data
 from fedpipe.settings.evaluation import Evaluation
 from fedpipe.settings.federation import Federation
@@ -42,7 +42,7 @@ class RunSettings:
         """Make the settings of a run of a study."""
         section = params.dataset
         dataset = (
-            section.model_dump(mode="json", include=set(Data.model_fields) - DATA_SOURCE_KEYS) | section.run_settings
+            section.model_dump(mode="json", include=set(Data.model_fields) - DATA_SOURCE_KEYS) | section.key_settings
         )
         if section.subset is None:
             del dataset["subset"]
@@ -75,7 +75,7 @@ class RunSettings:
         ArtifactError
             The file is missing or differs from the key in its folder's name.
         """
-        return cls(**read_keyed_settings(path, path.parent.name, lambda settings: cls(**settings).key))
+        return cls(**read_verified_settings(path, path.parent.name, lambda settings: cls(**settings).key))
 
     @classmethod
     def read_unchecked(cls, path: Path) -> RunSettings:
@@ -131,7 +131,7 @@ class RunSettings:
             )
         return component
 
-    def can_set(self, section: str, key: str, value: Any) -> bool:
+    def is_valid_value(self, section: str, key: str, value: Any) -> bool:
         """Whether a section of these settings accepts another value of a key."""
         settings = override_settings(getattr(self, section), {key: value})
         try:

@@ -21,7 +21,7 @@ from fedpipe.core.storage.files import encode_json, read_verified_bytes
 from fedpipe.core.storage.layout import RunFiles
 from fedpipe.planning.keys import DatasetName, Key
 from fedpipe.settings.base import Label, Metric, ValidationProtocol
-from fedpipe.settings.tune import Sampler, count_kept_draws, split_draws_into_batches
+from fedpipe.settings.tune import Sampler, count_continuing_draws, count_new_draws_by_rung
 
 TUNING = "tuning"  #: name of the grid that distinguishes a method's tuned and default settings
 TUNED, UNTUNED = "tuned", "default"
@@ -47,7 +47,7 @@ class PlannedSearch:
     dataset: DatasetName
     partitions: tuple[Key, ...]  #: partition of each seed of `tune.seeds`
     #: Draws of the Sobol sequence. Empty if no key of `tune.over` concerns the method. With TPE, those after the first
-    #: batch are assumed in forecasts, until TPE's draws replace them.
+    #: rung are assumed in forecasts, until TPE's draws replace them.
     candidates: tuple[Candidate, ...]
     new_draws: Annotated[tuple[Candidate, ...], Field(exclude_if=not_)] = ()  #: those of TPE, after complete rungs
 
@@ -81,15 +81,15 @@ class PlannedTuning:
     @property
     def new_draw_counts(self) -> tuple[int, ...]:
         """Number of new draws of each method in each rung."""
-        return split_draws_into_batches(self.draws, self.rungs, self.sampler)
+        return count_new_draws_by_rung(self.draws, self.rungs, self.sampler)
 
-    def get_batch_draws(self, number: int) -> range:
+    def get_new_draw_numbers(self, number: int) -> range:
         """Get the numbers of the draws that are new in a rung, by its index. Empty after the last rung."""
         return range(sum(self.new_draw_counts[:number]), sum(self.new_draw_counts[: number + 1]))
 
     def list_rung_draws(self, search: PlannedSearch, number: int, selected: Sequence[int]) -> list[int]:
         """List the draws of a search in a rung, by its index: those that continue, and new ones."""
-        return [*selected, *self.get_batch_draws(number)] if search.candidates else []
+        return [*selected, *self.get_new_draw_numbers(number)] if search.candidates else []
 
     def count_later_runs(self, complete_rungs: int, num_seeds: int) -> int:
         """Count the runs that the incomplete rungs add at most: new draws of TPE, and the winners.
@@ -106,7 +106,7 @@ class PlannedTuning:
         new_draws = sum(self.new_draw_counts[complete_rungs + 1 :])
         return sum(bool(search.candidates) for search in self.searches) * (new_draws * len(self.seeds) + num_seeds)
 
-    def add_draws_of_rungs(self, rungs: Sequence[Rung]) -> PlannedTuning:
+    def replace_tpe_draws(self, rungs: Sequence[Rung]) -> PlannedTuning:
         """Replace the draws of TPE by those in the results of these rungs."""
         draws = [
             [new for rung in rungs for new in rung.searches[index].new_draws] for index in range(len(self.searches))
@@ -163,7 +163,7 @@ def select_continuing_draws(candidates: Sequence[Candidate], ranking: Sequence[i
     best_draws: dict[tuple[Key, ...], int] = {}
     for draw in ranking:
         best_draws.setdefault(candidates[draw].keys, draw)
-    return tuple(best_draws.values())[: 1 if is_last else count_kept_draws(len(best_draws))]
+    return tuple(best_draws.values())[: 1 if is_last else count_continuing_draws(len(best_draws))]
 
 
 def format_draw_label(draw: int) -> str:
@@ -192,14 +192,14 @@ def read_rungs(tuning: PlannedTuning, search: str, num_seeds: int, get_path: Cal
             rung = _get_rung_type_adapter().validate_json(read_verified_bytes(get_path(rounds), None))
         except (ArtifactError, ValueError):  # missing, damaged, or from another version of fedpipe
             break
-        num_keys, batch = num_seeds if number == len(tuning.rungs) else 0, tuning.get_batch_draws(number)
+        num_keys, new_numbers = num_seeds if number == len(tuning.rungs) else 0, tuning.get_new_draw_numbers(number)
         is_valid = (rung.search, rung.rounds, len(rung.searches)) == (search, rounds, len(draws)) and all(
             (result.algorithm, result.grid) == (planned.algorithm, planned.grid)
             and sorted(ranked.draw for ranked in result.ranking) == sorted(entrants)
             and {*result.selected} <= {*entrants}
             and bool(result.selected) == bool(entrants)
             and len(result.keys) == (num_keys if entrants else 0)
-            and [new.draw for new in result.new_draws] == ([*batch] if entrants else [])
+            and [new.draw for new in result.new_draws] == ([*new_numbers] if entrants else [])
             and all(len(new.keys) == len(tuning.seeds) for new in result.new_draws)
             for result, planned, entrants in zip(rung.searches, tuning.searches, draws, strict=True)
         )

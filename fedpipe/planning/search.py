@@ -20,7 +20,7 @@ from fedpipe.planning import grid
 from fedpipe.planning.plan import Plan, is_default_cell
 from fedpipe.planning.run_settings import RunSettings, dump_evaluation_settings
 from fedpipe.planning.rungs import TUNING, PlannedSearch, Rung, RungSearch, select_continuing_draws
-from fedpipe.settings.base import ValidationProtocol, to_validation_protocol
+from fedpipe.settings.base import ValidationProtocol, convert_to_validation_protocol
 from fedpipe.settings.methods import DATA_KEYS, METHOD_KEYS
 from fedpipe.settings.params import Params
 from fedpipe.settings.tune import TUNABLE_SECTIONS, Tune, count_draws_by_rung
@@ -29,7 +29,7 @@ from fedpipe.settings.tune import TUNABLE_SECTIONS, Tune, count_draws_by_rung
 def get_ranking_protocol(tune: Tune, params: Params, label: str) -> ValidationProtocol:
     """Get the protocol that ranks the draws of a method: its own on validation samples, or `tune.by`."""
     own_protocol = params.algorithms[label].options.protocol
-    return to_validation_protocol(own_protocol) if own_protocol else tune.by
+    return convert_to_validation_protocol(own_protocol) if own_protocol else tune.by
 
 
 def check_tune_section(study_params: Params, preset_changes: dict[str, Any], grid_keys: dict[str, list[str]]) -> None:
@@ -172,7 +172,7 @@ def assume_search_results(
     rungs, winners = list(plan.read_rungs()), dict[str, RunSettings]()
     if plan.tuning is None:
         return (), {}
-    tuning = plan.tuning.add_draws_of_rungs(rungs)
+    tuning = plan.tuning.replace_tpe_draws(rungs)
     for number in range(len(rungs), len(tuning.rungs)):
         results, rounds = [], tuning.rungs[number]
         is_last = rounds == tuning.rungs[-1]

@@ -10,7 +10,7 @@ from fedpipe.core.storage.layout import PAPERS
 READINGS = "readings"  #: folder of a paper whose studies run only if they or this folder are selected
 
 
-def list_studies(params: Path) -> list[Path]:
+def list_studies_without_readings(params: Path) -> list[Path]:
     """List the studies of a path: the file, or all studies below the folder, without the readings of the papers.
 
     Readings are listed if ``params`` is their folder.

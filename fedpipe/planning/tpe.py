@@ -1,7 +1,7 @@
-"""Draws values by Optuna's tree-structured Parzen estimator (TPE), a batch for each method after a rung.
+"""Draws values by Optuna's tree-structured Parzen estimator (TPE), for each method after a rung.
 
 Bergstra et al., Algorithms for Hyper-Parameter Optimization, NeurIPS 2011. The estimator gets all earlier draws of the
-method at once, in memory, so the batch is a function of their ranking, the first seed of `tune.seeds` and the rung. It
+method at once, in memory, so the draws are a function of their ranking, the first seed of `tune.seeds` and the rung. It
 reads only the order of the draws, because scores after different rounds can't be compared.
 """
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 PlanDraw = Callable[[int, int, dict[str, Any]], Candidate]
 
 
-def add_draws_of_next_batch(tuning: PlannedTuning, rungs: Sequence[Rung], plan_draw: PlanDraw) -> Rung:
+def add_draws_of_next_rung(tuning: PlannedTuning, rungs: Sequence[Rung], plan_draw: PlanDraw) -> Rung:
     """Add the draws that enter the next rung to the last of these complete rungs. There are none without TPE."""
-    tuning, rung, batch = tuning.add_draws_of_rungs(rungs), rungs[-1], tuning.get_batch_draws(len(rungs))
+    tuning, rung, numbers = tuning.replace_tpe_draws(rungs), rungs[-1], tuning.get_new_draw_numbers(len(rungs))
     seed = rng.derive_entropy(tuning.seeds[0], "tune", rung.rounds) % 2**32
     results = []
     for index, search in enumerate(tuning.searches):
-        if batch and search.candidates:
+        if numbers and search.candidates:
             ranges = {key: Range.model_validate(tuning.over[key]) for key in sorted(search.draws[0].values)}
             ranking = rank_all_draws(search, [one.searches[index] for one in rungs])
             values_by_draw = {draw: search.draws[draw].values for draw in ranking}
-            new_values = draw_tpe_samples(ranges, values_by_draw, len(batch), seed)
-            new_draws = tuple(plan_draw(index, draw, values) for draw, values in zip(batch, new_values, strict=True))
+            new_values = draw_tpe_values(ranges, values_by_draw, len(numbers), seed)
+            new_draws = tuple(plan_draw(index, draw, values) for draw, values in zip(numbers, new_values, strict=True))
             results.append(replace(rung.searches[index], new_draws=new_draws))
         else:
             results.append(rung.searches[index])
@@ -51,7 +51,7 @@ def rank_all_draws(search: PlannedSearch, results: Sequence[RungSearch]) -> list
     return [ranked.draw for ranked in sorted(ranked_draws.values(), key=lambda ranked: ranked.diverged)]
 
 
-def draw_tpe_samples(
+def draw_tpe_values(
     ranges: Mapping[str, Range], values_by_draw: Mapping[int, Mapping[str, Any]], count: int, seed: int
 ) -> list[dict[str, Any]]:
     """Draw values by TPE.

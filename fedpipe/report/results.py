@@ -19,7 +19,7 @@ from fedpipe.planning.new_clients import list_reported_protocols
 from fedpipe.planning.plan import Cell, Plan
 from fedpipe.planning.rungs import PlannedSearch
 from fedpipe.report.words import DASH, METRICS, get_reported_column_header
-from fedpipe.settings.base import NEW_CLIENTS_PREFIX, Metric, Protocol, to_validation_protocol
+from fedpipe.settings.base import NEW_CLIENTS_PREFIX, Metric, Protocol, convert_to_validation_protocol
 from fedpipe.settings.report import ReportedRound
 
 if TYPE_CHECKING:
@@ -339,7 +339,7 @@ def select_best_rows(plan: Plan, means: pd.DataFrame) -> list[tuple[Hashable, ..
         protocols = [plan.get_method_protocol(str(key[0])), *plan.protocols]
         protocols = [name.removeprefix(NEW_CLIENTS_PREFIX) for name in protocols]  # seen clients select
         protocol = next((name for name in protocols if cells[cells["protocol"] == name]["seeds"].any()), protocols[0])
-        protocol = to_validation_protocol(protocol) if report.best_on == "validation" else protocol
+        protocol = convert_to_validation_protocol(protocol) if report.best_on == "validation" else protocol
         is_ascending = METRICS[plan.metrics[0]].is_lower_better
         ranked_rows = cells[cells["protocol"] == protocol].sort_values("mean", ascending=is_ascending, kind="stable")
         best_keys.append(tuple(ranked_rows.iloc[0][row]))

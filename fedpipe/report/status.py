@@ -268,7 +268,10 @@ def describe_search_progress(plan: Plan) -> list[str]:
     if number == len(tuning.rungs):
         return [f"tune: the winners of {tuning.draws} draws are known"]
     selected = max(len(result.selected) for result in rungs[-1].searches) if rungs else 0
-    draws, later_runs = selected + len(tuning.get_batch_draws(number)), tuning.count_later_runs(number, len(plan.seeds))
+    draws, later_runs = (
+        selected + len(tuning.get_new_draw_numbers(number)),
+        tuning.count_later_runs(number, len(plan.seeds)),
+    )
     return [
         f"tune: rung {number + 1} of {len(tuning.rungs)}, {draws} of {tuning.draws} draws of each method until round "
         f"{tuning.rungs[number]}",

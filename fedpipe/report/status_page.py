@@ -319,7 +319,10 @@ def update_status_page(params: Path, preset: str, path: Path, watch: bool = Fals
 
 def _read_plans(params: Path, preset: str) -> tuple[list[Plan], list[Path]]:
     """Read the plans of a study or of a folder, and list the studies without a plan."""
-    plan_paths = {study: StudyFiles.from_params(study, preset).plan for study in study_folders.list_studies(params)}
+    plan_paths = {
+        study: StudyFiles.from_params(study, preset).plan
+        for study in study_folders.list_studies_without_readings(params)
+    }
     plans = [Plan.read(plan_path) for plan_path in plan_paths.values() if plan_path.is_file()]
     if not plans:
         raise ArtifactError(f"--params: no study in {params} has a plan. Type `fedpipe plan --params {params}` first.")

@@ -214,8 +214,8 @@ def read_round_numbers(files: RunFiles, round_number: int) -> dict[str, float]:
     from fedpipe.report.words import METRICS
 
     round_files = files.get_round_files(round_number)
-    hashes = layout.read_round_digests(round_files, round_files.complete_states_marker)
-    hashes |= layout.read_round_digests(round_files, round_files.marker)
+    hashes = layout.read_round_hashes(round_files, round_files.complete_states_marker)
+    hashes |= layout.read_round_hashes(round_files, round_files.marker)
     paths = [path for path in (round_files.metrics, round_files.trained_accuracies) if path.name in hashes]
     tables = [table_to_frame(read_parquet(path, hashes[path.name])) for path in paths]
     rows = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame({"total": []})
@@ -225,7 +225,7 @@ def read_round_numbers(files: RunFiles, round_number: int) -> dict[str, float]:
         scores = scores[(scores["average"] == "sample") & scores["score"].notna()]
         columns = scores[["metric", "protocol", "score"]].to_numpy()
         numbers = {f"{metric}/{protocol}": float(score) for metric, protocol, score in columns}
-    summary = layout.summarize_participation(round_files, read_json(round_files.complete_states_marker))
+    summary = layout.summarize_round(round_files, read_json(round_files.complete_states_marker))
     others = {name: float(number) for name, number in summary.items() if name != PARTICIPANTS}
     others = {name: number for name, number in others.items() if not math.isnan(number)}
     return {**numbers, **others, PARTICIPANTS: summary[PARTICIPANTS]}

@@ -71,7 +71,7 @@ def rank_rung(plan: Plan, rounds: int, plan_draw: PlanDraw | None = None) -> Run
     tuning = _get_planned_tuning(plan)
     number, is_last = tuning.rungs.index(rounds), rounds == tuning.rungs[-1]
     stored_tuning, earlier_rungs = _get_planned_tuning(plan.add_search_results()), plan.read_rungs()[:number]
-    tuning = tuning.add_draws_of_rungs(earlier_rungs)
+    tuning = tuning.replace_tpe_draws(earlier_rungs)
     if len(earlier_rungs) < number:
         raise ArtifactError(f"{plan.rung_files[number - 1]} is missing or outdated. Delete it and run again.")
     found = []
@@ -93,7 +93,7 @@ def rank_rung(plan: Plan, rounds: int, plan_draw: PlanDraw | None = None) -> Run
         stored = stored_tuning.searches[index].draws[draw]
         return stored if stored.values == values else replace(stored, values=values, keys=())
 
-    return tpe.add_draws_of_next_batch(tuning, [*earlier_rungs, rung], plan_draw or make_candidate)
+    return tpe.add_draws_of_next_rung(tuning, [*earlier_rungs, rung], plan_draw or make_candidate)
 
 
 def build_rung_files(plan: Plan) -> dict[Path, bytes]:
@@ -241,7 +241,7 @@ def list_keys_near_bound(tuning: PlannedTuning, winner: Winner) -> list[str]:
             section, name = "algorithm", name.partition(".")[2]
         settings = RunSettings.read_unchecked(RunFiles.from_key(winner.search.algorithm, winner.run_keys[0]).settings)
         steps = (1, RELATIVE_STEP * (abs(bound) or 1))  # of integers and real numbers
-        keys += [key] if any(settings.can_set(section, name, bound + side * step) for step in steps) else []
+        keys += [key] if any(settings.is_valid_value(section, name, bound + side * step) for step in steps) else []
     return keys
 
 
@@ -262,7 +262,7 @@ def describe_hyperparameter_search(plan: Plan) -> str:
     )
     untuned_note = f" No range concerns {join_words([*untuned])}, whose rows are equal." if untuned else ""
     batches = [
-        f"{len(tuning.get_batch_draws(number))} after round {rounds}"
+        f"{len(tuning.get_new_draw_numbers(number))} after round {rounds}"
         for number, rounds in enumerate(tuning.rungs[:-1], 1)
     ]
     sampler_note = (

@@ -172,11 +172,11 @@ class Choice(Section):
         return {name: value for name, value in handler(self).items() if value is not None}
 
 
-def to_new_clients_protocol(protocol: str) -> str:
+def convert_to_new_clients_protocol(protocol: str) -> str:
     """Get the name of a protocol of `evaluation.protocols` for new clients."""
     return f"{NEW_CLIENTS_PREFIX}{protocol}"
 
 
-def to_validation_protocol(protocol: str) -> ValidationProtocol:
+def convert_to_validation_protocol(protocol: str) -> ValidationProtocol:
     """Get the protocol of the same model on the clients' validation samples."""
     return cast(ValidationProtocol, f"{protocol.partition('-on-')[0]}-on-validation")

@@ -135,7 +135,7 @@ class Data(Section):
         )
 
     @cached_property
-    def run_settings(self) -> dict[str, Any]:
+    def key_settings(self) -> dict[str, Any]:
         """Settings that enter keys."""
         return registry.get_component_key_settings(DATASET, self.effective_dataset)
 
@@ -154,7 +154,7 @@ class Data(Section):
     @property
     def dataset_path(self) -> Path:
         """File with its tensors."""
-        return store.get_stored_dataset_path(self.run_settings)
+        return store.get_stored_dataset_path(self.key_settings)
 
     @property
     def noise_setting_name(self) -> str | None:
@@ -212,7 +212,7 @@ class Data(Section):
     def unused_keys(self) -> tuple[str, ...]:
         """Its keys that have no effect, because the inputs are not texts."""
         has_texts = self.dataset_info.vocabulary is not None
-        return () if has_texts else tuple(key for key in TEXT_KEYS if key in self.run_settings)
+        return () if has_texts else tuple(key for key in TEXT_KEYS if key in self.key_settings)
 
     @property
     def extra_columns(self) -> Mapping[str, Column]:

@@ -54,8 +54,8 @@ class Drift(Choice):
 
     @field_validator("label_map")
     @classmethod
-    def _sort_label_map(cls, label_map: dict[int, int] | None) -> dict[int, int] | None:
-        """Sort the classes that change, so that every spelling has the same key."""
+    def _check_and_sort_label_map(cls, label_map: dict[int, int] | None) -> dict[int, int] | None:
+        """Require a permutation. Sort the classes that change, so that every spelling has the same key."""
         if label_map is None:
             return None
         if sorted(label_map) != sorted(label_map.values()):

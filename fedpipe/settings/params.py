@@ -15,7 +15,7 @@ from fedpipe.core.components.pinned_files import PinnedFile
 from fedpipe.core.errors import SettingsError, suggest_name
 from fedpipe.core.storage.layout import FULL_PRESET
 from fedpipe.data.partitions.base import ColumnScheme
-from fedpipe.settings.base import Label, Section, to_validation_protocol
+from fedpipe.settings.base import Label, Section, convert_to_validation_protocol
 from fedpipe.settings.dataset import DOWNLOAD_COMMAND, Data
 from fedpipe.settings.diagnostics import DiagnosticSections
 from fedpipe.settings.evaluation import Evaluation
@@ -220,7 +220,7 @@ class Params(Section):
         """Require that the protocols are measured that report a method or select its best value."""
         for label in self.study.algorithms:
             method_protocol = self.algorithms[label].options.protocol
-            selection_protocol = to_validation_protocol(method_protocol or self.evaluation.protocols[0])
+            selection_protocol = convert_to_validation_protocol(method_protocol or self.evaluation.protocols[0])
             if self.report.best_on == "validation" and selection_protocol not in self.evaluation.protocols:
                 raise SettingsError(
                     f"report.best_on: validation selects {label}'s best value by {selection_protocol}, which is "
@@ -305,10 +305,10 @@ class Params(Section):
             model.check(facts.shape, facts.classes)
         except SettingsError:
             if type(model).check.__module__ == MODEL.function_module:  # this check does not know the dtype of inputs
-                self._check_purity(has_tokens)
+                self._require_pure_network(has_tokens)
             raise
         if not type(model).__module__.startswith("fedpipe."):  # tests check the built-in models
-            self._check_purity(has_tokens)
+            self._require_pure_network(has_tokens)
         elif has_tokens is not None and has_tokens != hasattr(model, "vocabulary"):
             families = {name: registry.find_component(MODEL, name) for name in registry.list_components(MODEL)}
             default = [name for name, family in families.items() if hasattr(family, "vocabulary") == has_tokens]
@@ -325,12 +325,12 @@ class Params(Section):
                 f"Use at least {facts.vocabulary}."
             )
 
-    def _check_purity(self, has_tokens: bool | None) -> None:
+    def _require_pure_network(self, has_tokens: bool | None) -> None:
         from fedpipe.models.purity import require_pure_network
 
         require_pure_network(self.model, self.dataset.dataset_info.shape, self.dataset.dataset_info.classes, has_tokens)
 
-    def _check_rounds(self) -> None:
+    def _check_last_round(self) -> None:
         """Require that models change when they are finetuned, and that the last round is evaluated."""
         federation, every = self.federation, self.evaluation.every
         if any(protocol.startswith("finetuned") for protocol in self.evaluation.protocols):
@@ -374,7 +374,7 @@ class Params(Section):
         self._check_drift()
         self._check_partition()
         self._check_model()
-        self._check_rounds()
+        self._check_last_round()
         return self
 
 

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from fedpipe.settings.base import Section, ValidationProtocol, convert_to_number, require_unique_values
 
-KEPT_FRACTION = 3  #: one of so many draws continues after a rung
+CONTINUING_DIVISOR = 3  #: one of so many draws continues after a rung
 SIGNIFICANT_DIGITS = 3  #: of drawn numbers, so that all machines draw the same ones
 TUNABLE_SECTIONS = ("federation", "model", "transforms", "algorithms")
 Bound = Annotated[int | float, BeforeValidator(convert_to_number)]
@@ -145,8 +145,8 @@ class Tune(Section):
     sampler: Sampler = Field(
         "sobol",
         description="How values are drawn. With `sobol` all draws are values of a scrambled Sobol sequence. With `tpe` "
-        "only the first batch is, and after each rung except the last, Optuna's TPE draws a batch from the ranking "
-        "(`pip install 'fedpipe[optuna]'`).",
+        "only those of the first rung are, and after each rung except the last, Optuna's TPE draws new values from "
+        "the ranking (`pip install 'fedpipe[optuna]'`).",
     )
 
     _require_unique_seeds = field_validator("seeds")(require_unique_values)
@@ -182,10 +182,10 @@ class Tune(Section):
         if self.new_draw_counts[0] < 2:
             raise ValueError(
                 f"{self.draws} draws can't be used with sampler tpe and {len(self.rungs)} rungs, because fewer than "
-                "two are in the first batch. Use more draws, or fewer rungs."
+                "two are new in the first rung. Use more draws, or fewer rungs."
             )
         if self.draw_counts[-1] < 2:
-            needed = KEPT_FRACTION ** (len(self.rungs) - 1) + 1
+            needed = CONTINUING_DIVISOR ** (len(self.rungs) - 1) + 1
             raise ValueError(
                 f"{self.draws} draws can't be used with {len(self.rungs)} rungs, because only one draw reaches round "
                 f"{self.rungs[-1]}. Use at least {needed} draws, or fewer rungs."
@@ -195,7 +195,7 @@ class Tune(Section):
     @property
     def new_draw_counts(self) -> tuple[int, ...]:
         """Number of new draws of each method in each rung."""
-        return split_draws_into_batches(self.draws, self.rungs, self.sampler)
+        return count_new_draws_by_rung(self.draws, self.rungs, self.sampler)
 
     @property
     def draw_counts(self) -> tuple[int, ...]:
@@ -242,16 +242,17 @@ class Tune(Section):
         }
 
 
-def split_draws_into_batches(draws: int, rungs: Sequence[int], sampler: Sampler) -> tuple[int, ...]:
-    """Split the draws of a method into the batches that are new in each rung.
+def count_new_draws_by_rung(draws: int, rungs: Sequence[int], sampler: Sampler) -> tuple[int, ...]:
+    """Count the draws of a method that are new in each rung.
 
-    New draws train from round 0 until the end of the rung. With TPE, all batches have about the same number of rounds.
+    New draws train from round 0 until the end of the rung. With TPE, the new draws of each rung train about the same
+    number of rounds.
 
     Examples
     --------
-    >>> split_draws_into_batches(27, [10, 20, 40], "sobol")
+    >>> count_new_draws_by_rung(27, [10, 20, 40], "sobol")
     (27, 0, 0)
-    >>> split_draws_into_batches(27, [10, 20, 40], "tpe")
+    >>> count_new_draws_by_rung(27, [10, 20, 40], "tpe")
     (17, 7, 3)
     """
     if sampler == "sobol":
@@ -271,15 +272,17 @@ def count_draws_by_rung(new_draw_counts: Sequence[int]) -> tuple[int, ...]:
     >>> count_draws_by_rung((17, 7, 3))
     (17, 13, 8)
     """
-    return tuple(itertools.accumulate(new_draw_counts, lambda count, new_draws: count_kept_draws(count) + new_draws))
+    return tuple(
+        itertools.accumulate(new_draw_counts, lambda count, new_draws: count_continuing_draws(count) + new_draws)
+    )
 
 
-def count_kept_draws(draws: int) -> int:
+def count_continuing_draws(draws: int) -> int:
     """Count the draws that continue after a rung: a third, rounded up, so at least one.
 
     Examples
     --------
-    >>> [count_kept_draws(draws) for draws in (27, 10, 4, 3, 2, 1)]
+    >>> [count_continuing_draws(draws) for draws in (27, 10, 4, 3, 2, 1)]
     [9, 4, 2, 1, 1, 1]
     """
-    return -(-draws // KEPT_FRACTION)
+    return -(-draws // CONTINUING_DIVISOR)

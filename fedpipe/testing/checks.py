@@ -23,7 +23,7 @@ from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage import files
 from fedpipe.engine import contract
-from fedpipe.engine.blocks import Block, restore_state
+from fedpipe.engine.blocks import Block, convert_tree_to_state
 from fedpipe.engine.clients.executor import Phase
 from fedpipe.engine.clients.loop import LoopExecutor
 from fedpipe.engine.torch_env.trees import count_bytes, move_state, stack_states, unstack_client
@@ -51,11 +51,11 @@ from fedpipe.testing.comparisons import (
     find_measure_sum_mismatch,
     get_received_state,
     list_attributes,
+    list_attributes_and_globals,
     list_models,
-    list_remembered_values,
     make_digit_clients,
-    record_round_copies,
     seed_and_watch_generators,
+    watch_round_copies,
 )
 from fedpipe.testing.trial import Trial, describe_difference, make_synthetic_clients, make_trial
 
@@ -156,8 +156,8 @@ def check_statelessness(algorithm: Algorithm) -> Iterator[str]:
     """All memory is in the states. Nothing is stored on the algorithm, and no tensor is changed in place."""
     trial = make_trial(algorithm)
     workers = (trial.algorithm, *cast(LoopExecutor, trial.executor)._idle_workers)
-    copies = [record_round_copies(worker) for worker in workers]
-    old_values = [(worker, list_remembered_values(worker)) for worker in workers]
+    copies = [watch_round_copies(worker) for worker in workers]
+    old_values = [(worker, list_attributes_and_globals(worker)) for worker in workers]
     trial.run(1)
     states = {"server": trial.server} | {f"client {client}": state for client, state in trial.client_states.items()}
     previous_states = pytree.tree_map(torch.clone, states)
@@ -166,7 +166,7 @@ def check_statelessness(algorithm: Algorithm) -> Iterator[str]:
     if message := describe_difference(states, previous_states):
         owner = "the server's state" if message.startswith("server") else "a client's state"
         yield f"a round changes {owner} in place ({message}). Make new tensors, such as a = a + b."
-    pairs = [(old, list_remembered_values(worker)) for worker, old in old_values]
+    pairs = [(old, list_attributes_and_globals(worker)) for worker, old in old_values]
     pairs += [(old, list_attributes(copy)) for copy, old in itertools.chain(*copies)]
     for old, new in pairs:
         for name in new:
@@ -375,8 +375,8 @@ def check_resuming(algorithm: Algorithm) -> Iterator[str]:
             path = Path(folder) / "state.pt"
             return move_state(files.read_pt(path, files.write_pt(path, tree)), resumed_trial.clients.device)
 
-        resumed_trial.server = restore_state(write_and_read(stopped_trial.server))
-        kept_stack = restore_state(
+        resumed_trial.server = convert_tree_to_state(write_and_read(stopped_trial.server))
+        kept_stack = convert_tree_to_state(
             write_and_read(
                 stack_states([stopped_trial.client_states[client] for client in range(len(stopped_trial.clients))])
             )

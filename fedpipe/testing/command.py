@@ -13,12 +13,12 @@ from fedpipe.algorithms.base import Algorithm
 from fedpipe.core.components import component, registry
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.yaml_text import read_yaml
-from fedpipe.engine.user_errors import describe_code_error
+from fedpipe.engine.user_errors import describe_error_and_line
 from fedpipe.settings import loader, methods
 from fedpipe.testing.checks import check_algorithm
 
 
-def check_component(name: str, settings: Sequence[str], params: Path | None = None) -> list[str]:
+def build_and_check_algorithm(name: str, settings: Sequence[str], params: Path | None = None) -> list[str]:
     """Check an algorithm. Return one message per violation, also if it can't be built.
 
     Checks run small federations that are made to reveal violations, not the study's data.
@@ -44,7 +44,7 @@ def check_component(name: str, settings: Sequence[str], params: Path | None = No
         return str(error).splitlines()
     except Exception as error:  # any error in the __post_init__ of a user's class
         return [
-            f"{name}: the class fails with these parameters ({describe_code_error(error)}). Correct the class "
+            f"{name}: the class fails with these parameters ({describe_error_and_line(error)}). Correct the class "
             "or use other parameters."
         ]
     try:

@@ -24,7 +24,7 @@ from fedpipe.engine import contract
 from fedpipe.engine.clients.executor import ClientTask, Outcome, Phase, TestSet, activate_eval_mode, get_passes
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.engine.clients.loop import ClientRun
-from fedpipe.engine.server.device import create_tensors_on_device_of
+from fedpipe.engine.server.device import use_server_device
 from fedpipe.engine.torch_env.trees import stack_states, unstack_client
 from fedpipe.models.base import FunctionalNetwork
 from fedpipe.testing.trial import Trial, describe_difference, make_trial, select_trial_device
@@ -46,7 +46,7 @@ PADDING_ADVICE = (
 def call_recording_hooks(trial: Trial) -> None:
     """Call the hooks whose results are recorded."""
     algorithm, server = trial.algorithm, trial.server
-    with create_tensors_on_device_of(server):
+    with use_server_device(server):
         contract.compute_global_model(algorithm, server)
         contract.compute_extra_models(algorithm, server)
         contract.validate_matrices(algorithm, algorithm.matrices(server))
@@ -250,7 +250,7 @@ def _is_in_range(value: Tensor, known_values: Sequence[Tensor]) -> bool:
     return bool(((value >= low - slack) & (value <= high + slack)).all())
 
 
-def list_remembered_values(algorithm: Algorithm) -> dict[str, Any]:
+def list_attributes_and_globals(algorithm: Algorithm) -> dict[str, Any]:
     """Values that an algorithm could change: its attributes, those of its classes, and globals of their modules."""
     values: dict[str, Any] = {}
     for base in _list_derived_classes(algorithm):
@@ -274,7 +274,7 @@ def list_attributes(algorithm: Algorithm) -> dict[str, Any]:
     return {name: _convert_to_comparable(value) for name, value in attributes.items()}
 
 
-def record_round_copies(algorithm: Algorithm) -> list[tuple[Algorithm, dict[str, Any]]]:
+def watch_round_copies(algorithm: Algorithm) -> list[tuple[Algorithm, dict[str, Any]]]:
     """Record each copy that an algorithm makes for a round, with its attributes at that time."""
     copies = []
 

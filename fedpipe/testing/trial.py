@@ -25,12 +25,12 @@ from fedpipe.engine.clients.executor import (
     Outcome,
     Phase,
     TestSet,
-    init_client,
     make_client_start_state,
+    make_initial_client_state,
 )
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.engine.clients.loop import LoopExecutor
-from fedpipe.engine.environment import select_device
+from fedpipe.engine.environment import configure_device
 from fedpipe.engine.server.server import aggregate_uploads, make_download, make_initial_server_state
 from fedpipe.engine.stack.stack import StackExecutor
 from fedpipe.engine.torch_env.trees import make_contiguous, move_state, unstack_client
@@ -113,7 +113,7 @@ class Trial:
         )
         with torch.no_grad(), explain_user_errors(self.algorithm):
             server = make_initial_server_state(self._bind_algorithm(0), self.initial_model)
-            client_state = init_client(self._bind_algorithm(0), server, self.initial_model)
+            client_state = make_initial_client_state(self._bind_algorithm(0), server, self.initial_model)
             self.server = move_state(make_contiguous(server), device)
             self.initial_client_state = move_state(make_contiguous(client_state), device)
         self.client_states: dict[int, State] = dict.fromkeys(
@@ -228,7 +228,7 @@ def make_trial(
 def select_trial_device() -> torch.device:
     """Select the device of trials: the CPU, or that of the environment variable FEDPIPE_DEVICE (auto, cpu or cuda)."""
     name: Any = os.environ.get("FEDPIPE_DEVICE", "cpu")
-    return torch.device("cpu") if name == "cpu" else select_device(Execution(device=name))
+    return torch.device("cpu") if name == "cpu" else configure_device(Execution(device=name))
 
 
 def make_synthetic_clients(

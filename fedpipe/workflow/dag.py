@@ -214,7 +214,7 @@ class Dag:
         diagnostic = self.get_diagnostic(wildcards)
         return self.get_run_input(wildcards) | {
             "settings": ancient(str(diagnostic.files.settings)),
-            "joined": ancient(str(diagnostic.run.get_merged_files(diagnostic.rounds).marker)),
+            "joined": ancient(str(diagnostic.run_files.get_merged_files(diagnostic.rounds).marker)),
         }
 
     # -- section `tune` ------------------------------------------------------------------------------------------------
@@ -252,8 +252,8 @@ class Dag:
         return list_input_of_winners
 
     def get_tuned_run_output(self, checkpoints: Any) -> list[Any]:
-        """List functions that list the runs of each study with `tune`, as `get_run_output` does for all others."""
-        plans = [plan for plan in self.planned.plans_with_all_runs if plan.tuning]
+        """List functions that list the runs of each study with `tune`. `get_untuned_run_output` lists all others."""
+        plans = [plan for plan in self.planned.available_plans if plan.tuning]
         return [self.get_input_after_search(plan, self._list_run_output, checkpoints) for plan in plans]
 
     def _list_run_output(self, plan: Plan) -> list[str]:
@@ -287,7 +287,7 @@ class Dag:
         """List the input of a study's tables: the merged rounds of all runs, and the partitions."""
         return [*_list_merged_files(plan.merged_files), *_list_partition_files(plan.partitions)]
 
-    def get_run_output(self) -> list[str]:
+    def get_untuned_run_output(self) -> list[str]:
         """List the merged rounds of all runs, except those that depend on the search of `tune`.
 
         Manifests of runs that are one job let deleted rounds be recomputed.
@@ -308,7 +308,7 @@ class Dag:
     def get_paper_pages_input(self) -> list[str]:
         """List the input of the papers' pages: tables of all studies, merged rounds of all runs, and diagnostics."""
         return [
-            *(str(path) for plan in self.plan.plans_with_all_runs for path in get_table_output(plan)),
+            *(str(path) for plan in self.plan.available_plans for path in get_table_output(plan)),
             *_list_merged_files(self.plan.merged_files),
             *self.plan.diagnostics,
         ]
@@ -319,11 +319,11 @@ class Dag:
         return [
             *(str(path.with_suffix(suffix)) for path in data for suffix in (".pt", ".json")),
             *self.get_partition_output(),
-            *self.get_run_output(),
+            *self.get_untuned_run_output(),
             *self.plan.diagnostics,
             *(
                 path
-                for plan in self.plan.plans_with_all_runs
+                for plan in self.plan.available_plans
                 for path in (*get_table_output(plan), *map(str, plan.figure_files))
             ),
         ]
@@ -331,7 +331,7 @@ class Dag:
     # -- messages ------------------------------------------------------------------------------------------------------
 
     @property
-    def titles_by_run_path(self) -> dict[Path, str]:
+    def names_by_run_path(self) -> dict[Path, str]:
         """Name of each run by path."""
         from fedpipe.report import status  # only the process that prints progress needs it
 
@@ -356,7 +356,7 @@ class Dag:
     def describe_job(self, rule: str, wildcards: Mapping[str, str]) -> str:
         """Describe a job by its rule and what it makes, such as "segment FedAvg seed 0"."""
         if "algorithm" in wildcards:
-            subject = self.titles_by_run_path[RunFiles.from_key(wildcards["algorithm"], wildcards["key"]).path]
+            subject = self.names_by_run_path[RunFiles.from_key(wildcards["algorithm"], wildcards["key"]).path]
         elif "key" in wildcards:
             names = (plan.partition_names.get(wildcards["key"]) for plan in self.plan.plans)
             runs = (run for run in self.plan.runs.values() if run.partition == wildcards["key"])
@@ -393,7 +393,7 @@ def get_figure_input(plan: Plan, name: str) -> list[str]:
 def get_table_output(plan: Plan) -> list[str]:
     """List the files that rule `table` writes for a study."""
     ranks_table = [plan.study_files.ranks_table] if plan.report.rank_test else []
-    return list(map(str, [*plan.study_files.list_table_files(plan.algorithms), *ranks_table]))
+    return list(map(str, [*plan.study_files.list_table_rule_files(plan.algorithms), *ranks_table]))
 
 
 def _list_merged_files(merged_files: Iterable[MergedRoundFiles]) -> list[str]:
@@ -406,7 +406,7 @@ def _list_partition_files(partitions: Iterable[str]) -> list[str]:
     return [str(path) for key in partitions for path in (get_assignment_path(key), get_heterogeneity_path(key))]
 
 
-def convert_to_wildcards_function(plan: Plan, function: Callable[[str], _T]) -> Callable[[Wildcards], _T]:
+def make_partition_wildcards_function(plan: Plan, function: Callable[[str], _T]) -> Callable[[Wildcards], _T]:
     """Convert a function of a partition's key to a function of wildcards, where `{partition}` is its name."""
     keys = {name: key for key, name in plan.partition_names.items()}
     return lambda wildcards: function(keys[wildcards.partition])
@@ -441,7 +441,7 @@ def escape_braces(text: str) -> str:
     return text.replace("{", "{{").replace("}", "}}")
 
 
-def hash_page_sources() -> str:
+def hash_paper_pages_sources() -> str:
     """Hash the sources of the papers' pages: published numbers, layouts, stored runs, and the code that draws them."""
     package = Path(__file__).parents[1]
     report = [package / "report" / name for name in ("contrasts.py", "figures/panels.py", "figures/style.py")]

@@ -10,7 +10,7 @@ from types import FrameType
 OUTPUT_STREAMS = (1, 2)
 
 
-def handle_hangup() -> None:
+def install_hangup_handler() -> None:
     """End Snakemake like after SIGTERM, if its terminal is closed or its connection is lost.
 
     By default, SIGHUP kills Snakemake, and its lock remains. After SIGTERM it starts no more jobs, waits for those that

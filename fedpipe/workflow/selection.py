@@ -62,7 +62,10 @@ class StudySelection:
         SettingsError
             The folder contains no study, or a study has an invalid path.
         """
-        return {path: StudyFiles.from_params(path, self.preset) for path in study_folders.list_studies(self.params)}
+        return {
+            path: StudyFiles.from_params(path, self.preset)
+            for path in study_folders.list_studies_without_readings(self.params)
+        }
 
     def needs_planning(self, is_main_process: bool) -> bool:
         """Whether a study has to be planned. In the process of a job, only if it has no plan.

@@ -270,11 +270,11 @@ def test_round_record_rejects_files_of_other_folders(run: RunFiles, name: str) -
     files = run.get_round_files(1)
     storage_files.write_json(files.marker, {"sha256": {"server.pt": "0", name: "0"}})
     with pytest.raises(ArtifactError, match=rf"0001/round\.json can't be read \('{re.escape(name)}' is not a file"):
-        layout.read_round_digests(files, files.marker)
+        layout.read_round_hashes(files, files.marker)
     for record in ([], {}, {"sha256": []}, {"sha256": {"server.pt": 1}}):
         storage_files.write_json(files.marker, record)
         with pytest.raises(ArtifactError, match=r"0001/round\.json can't be read \((the SHA-256|'server\.pt')"):
-            layout.read_round_digests(files, files.marker)
+            layout.read_round_hashes(files, files.marker)
 
 
 def test_record_without_checksum_of_file_is_rejected(tmp_path: Path) -> None:

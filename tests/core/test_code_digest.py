@@ -246,20 +246,20 @@ EDITING = """
 import sys
 from pathlib import Path
 from fedpipe.core.components import code_digest
-print(code_digest.digest_shared_code().text)
+print(code_digest.compute_shared_digest_and_files().text)
 for file, old, new in zip(*[iter(sys.argv[1:])] * 3):
     path = Path(file)
     text = path.read_text()
     assert text.count(old) == 1, file
     path.write_text(text.replace(old, new))
-    print(code_digest.digest_shared_code().text)
+    print(code_digest.compute_shared_digest_and_files().text)
     path.write_text(text)
 """
 #: Edits of the engine, its random streams, partition schemes and modules that it imports inside a function.
 NUMBER_EDITS = (
     ("fedpipe/engine/clients/optimizers.py", "alpha=-self.learning_rate", "alpha=-2 * self.learning_rate"),
     ("fedpipe/engine/checkpoint.py", "last = [round_number if client", "last = [-1 if client"),
-    ("fedpipe/engine/blocks.py", "def restore_state(", "def restore_state(_=None, *, "),
+    ("fedpipe/engine/blocks.py", "def convert_tree_to_state(", "def convert_tree_to_state(_=None, *, "),
     ("fedpipe/core/noise.py", "CHUNK = 2**14", "CHUNK = 2**13"),
     ("fedpipe/data/partitions/base.py", "np.searchsorted(boundaries, np.arange(count)", "np.sort(np.arange(count)"),
 )
@@ -292,7 +292,8 @@ def test_shared_code_digest_changes_only_with_numeric_code(tmp_path: Path) -> No
 def test_shared_code_covers_modules_that_jobs_import() -> None:
     """Only modules of the engine that do not train are missing."""
     modules = {
-        path.relative_to(ROOT / "fedpipe").with_suffix("").as_posix() for path in code_digest.digest_shared_code().files
+        path.relative_to(ROOT / "fedpipe").with_suffix("").as_posix()
+        for path in code_digest.compute_shared_digest_and_files().files
     }
     engine = {
         path.relative_to(ROOT / "fedpipe").with_suffix("").as_posix() for path in ROOT.glob("fedpipe/engine/**/*.py")

@@ -111,7 +111,7 @@ PUBLISHED = {
 def test_published_dataset_info_needs_no_files(name: str) -> None:
     section = parser.parse_dataset({"name": name})
     assert section.dataset_info == PUBLISHED[name]
-    assert section.run_settings["sha256"] == section.effective_dataset.content_digest
+    assert section.key_settings["sha256"] == section.effective_dataset.content_digest
     assert not Path("results").exists()
 
 
@@ -272,7 +272,7 @@ def test_download_writes_checksum_of_substitute_npz_into_study() -> None:
     studies.write(settings, Path())
     with rejects("dataset.sha256: missing ... 'cifar10' ... Run `fedpipe download`"):
         planner.make_plan(Path("params.yaml"))
-    assert sha256 in download.write_dataset_facts_into_study(None, Path("params.yaml"))
+    assert sha256 in download.download_and_pin_dataset(None, Path("params.yaml"))
     assert yaml.safe_load(Path("params.yaml").read_text())["dataset"]["sha256"] == sha256
     plan = planner.make_plan(Path("params.yaml"))
     samples = store.load_samples(layout.get_dataset_path(plan.runs[0].dataset))
@@ -293,7 +293,7 @@ def test_download_stores_other_datasets_of_grid_if_one_is_damaged() -> None:
     settings = studies.settings(dataset={"name": "digits", "mirror": "mirror"}, study={"grid": {"data": names}})
     studies.write(settings, Path())
     with pytest.raises(ArtifactError, match=r"aclImdb_v1\.tar\.gz is damaged"):
-        download.write_dataset_facts_into_study(None, Path("params.yaml"))
+        download.download_and_pin_dataset(None, Path("params.yaml"))
     axis = yaml.safe_load(Path("params.yaml").read_text())["study"]["grid"]["data"]
     assert axis == {**names, "CIFAR-10": {"dataset.name": "cifar10", "dataset.sha256": sha256}}
     assert parser.parse_dataset({"name": "cifar10", "sha256": sha256}).dataset_path.is_file()
@@ -739,7 +739,7 @@ def test_custom_dataset_passes_through_download_and_partition() -> None:
     save_arrays("own.npz", x=x, y=np.arange(60) % 3, test=np.arange(60) >= 45)
     settings = studies.settings(dataset={"name": "npz", "path": "own.npz"}, federation={"clients": 3})
     studies.write(settings | {"partition": {"scheme": "iid"}}, Path())
-    download.write_dataset_facts_into_study(None, Path("params.yaml"))
+    download.download_and_pin_dataset(None, Path("params.yaml"))
     plan = planner.make_plan(Path("params.yaml"))
     planner.write_plan(plan)
     (run,) = plan.runs
@@ -772,7 +772,7 @@ def test_custom_dataset_passes_through_download_and_partition() -> None:
 def test_download_adds_checksum_and_keeps_rest_of_study(before: str, after: str) -> None:
     sha256 = save_arrays("own.npz", x=PIXELS, y=np.arange(6))
     Path("params.yaml").write_text(before)
-    download.write_dataset_facts_into_study(None, Path("params.yaml"))
+    download.download_and_pin_dataset(None, Path("params.yaml"))
     assert Path("params.yaml").read_text() == after.replace("SUM", sha256)
     assert parser.parse_dataset(loader.read_params(Path("params.yaml"))["dataset"]).dataset_info == DatasetInfo(
         (3, 32, 32), 6, 6, 0
@@ -783,7 +783,7 @@ def test_download_keeps_symlink_to_study() -> None:
     sha256 = save_arrays("own.npz", x=PIXELS, y=np.arange(6))
     Path("study.yaml").write_text("dataset: {name: npz, path: own.npz}\n")
     Path("params.yaml").symlink_to("study.yaml")
-    download.write_dataset_facts_into_study(None, Path("params.yaml"))
+    download.download_and_pin_dataset(None, Path("params.yaml"))
     assert Path("params.yaml").is_symlink()
     assert Path("study.yaml").read_text() == f"dataset: {{name: npz, sha256: {sha256}, path: own.npz}}\n"
 
@@ -791,12 +791,12 @@ def test_download_keeps_symlink_to_study() -> None:
 def test_download_warns_about_labels_that_start_at_1() -> None:
     save_arrays("own.npz", x=PIXELS, y=np.arange(6) % 3 + 1)
     Path("params.yaml").write_text("dataset: {name: npz, path: own.npz}\n")
-    message = download.write_dataset_facts_into_study(None, Path("params.yaml"))
+    message = download.download_and_pin_dataset(None, Path("params.yaml"))
     assert "labels are 1 to 3" in message
     assert "class 0 has no samples" in message
     save_arrays("own.npz", x=PIXELS, y=np.arange(6) % 3)
     Path("params.yaml").write_text("dataset: {name: npz, path: own.npz}\n")
-    assert "labels" not in download.write_dataset_facts_into_study(None, Path("params.yaml"))
+    assert "labels" not in download.download_and_pin_dataset(None, Path("params.yaml"))
 
 
 @pytest.mark.parametrize(
@@ -819,7 +819,7 @@ def test_download_describes_samples_and_warns_about_labels_that_are_no_classes(
 ) -> None:
     pd.DataFrame({"a": range(len(labels)), "b": 1.5, "label": labels}).to_parquet("own.parquet")
     Path("params.yaml").write_text("dataset: {name: parquet, path: own.parquet, input: [a, b]}\n")
-    message = download.write_dataset_facts_into_study(None, Path("params.yaml"))
+    message = download.download_and_pin_dataset(None, Path("params.yaml"))
     assert f"It has {len(labels)} samples of shape (2,) in {classes}\n" in message
     assert [line for line in message.splitlines() if line.startswith(f"Warning: {warning}")] or not warning
     assert message.count("Warning: ") == bool(warning)
@@ -829,7 +829,7 @@ def test_download_prints_checksum_that_it_cannot_write() -> None:
     sha256 = save_arrays("own.npz", x=PIXELS, y=np.arange(6))
     before = "dataset:\n  ? name\n  : npz\n  ? path\n  : own.npz\n"
     Path("params.yaml").write_text(before)
-    message = download.write_dataset_facts_into_study(None, Path("params.yaml"))
+    message = download.download_and_pin_dataset(None, Path("params.yaml"))
     assert "to params.yaml, under dataset:" in message
     assert message.endswith(f"\n  sha256: {sha256}")
     assert Path("params.yaml").read_text() == before
@@ -839,15 +839,15 @@ def test_download_of_other_dataset_keeps_study_unchanged() -> None:
     sha256 = save_arrays("mirror/cifar10.npz", **SPLIT_ARRAYS)
     before = "dataset: {mirror: mirror, name: digits}\n"
     Path("params.yaml").write_text(before)
-    assert download.write_dataset_facts_into_study("cifar10", Path("params.yaml")).endswith(f"sha256: {sha256}")
+    assert download.download_and_pin_dataset("cifar10", Path("params.yaml")).endswith(f"sha256: {sha256}")
     assert Path("params.yaml").read_text() == before
 
 
 def test_download_of_packaged_dataset_keeps_study_unchanged() -> None:
-    download.write_dataset_facts_into_study("digits", Path("params.yaml"))
+    download.download_and_pin_dataset("digits", Path("params.yaml"))
     assert not Path("params.yaml").exists()
     Path("params.yaml").write_text("dataset: {name: digits}\n")
-    download.write_dataset_facts_into_study(None, Path("params.yaml"))
+    download.download_and_pin_dataset(None, Path("params.yaml"))
     assert Path("params.yaml").read_text() == "dataset: {name: digits}\n"
 
 

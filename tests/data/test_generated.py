@@ -124,7 +124,7 @@ def test_explicit_download_stores_no_generated_samples(name: str | None, tmp_pat
     studies.write(studies.settings(dataset=dataset), Path())
     assert planner.make_plan().runs[0].dataset.startswith("generated-")
     with pytest.raises(ArtifactError, match=re.escape(str(mirror_file))):
-        download.write_dataset_facts_into_study(name, Path("params.yaml"))
+        download.download_and_pin_dataset(name, Path("params.yaml"))
     assert not list(Path("results").rglob("*.pt"))
 
 

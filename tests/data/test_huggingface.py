@@ -44,7 +44,7 @@ def download_and_plan(**dataset: Any) -> planner.NewPlan:
     if "vocabulary" in dataset:
         params["model"] = {"name": "fasttext"}
     studies.write(params, Path())
-    download.write_dataset_facts_into_study(None, Path("params.yaml"))
+    download.download_and_pin_dataset(None, Path("params.yaml"))
     return studies.prepare(planner.loader.read_params(Path("params.yaml")))
 
 
@@ -160,7 +160,7 @@ def test_download_of_other_repository_keeps_study_unchanged(text: str | None) ->
     params, name = Path("params.yaml"), f"{__name__}.Reviews"
     if text is not None:
         params.write_text(text)
-    message = download.write_dataset_facts_into_study(name, params)
+    message = download.download_and_pin_dataset(name, params)
     assert f"under dataset with name {name}:\n  revision: c0ffee\n" in message
     assert (params.read_text() if params.exists() else None) == text
 
@@ -276,6 +276,6 @@ def test_download_command_in_error_stores_dataset_of_overridden_column(has_dry_r
         assert f"Run `fedpipe download --params {path}`" in message
         if column == "kinds":
             with pytest.raises(ArtifactError, match=r"^dataset\.label: 'kinds' .*: text, kind\."):
-                download.write_dataset_facts_into_study(None, path)
-    download.write_dataset_facts_into_study(None, path)
+                download.download_and_pin_dataset(None, path)
+    download.download_and_pin_dataset(None, path)
     assert planner.make_plan(path).runs

@@ -46,7 +46,7 @@ def write_study(dataset: dict[str, Any], partition: dict[str, Any], **sections: 
 def declare_dataset(dataset: dict[str, Any], partition: dict[str, Any], **sections: Any) -> None:
     """Write a study, store its data set and add the SHA-256, like `fedpipe download`."""
     write_study({"split": "pooled", **dataset}, partition, **sections)
-    download.write_dataset_facts_into_study(None, Path("params.yaml"))
+    download.download_and_pin_dataset(None, Path("params.yaml"))
 
 
 def read_assignment(plan: planner.NewPlan) -> Assignment:
@@ -360,7 +360,7 @@ def test_natural_partition_rejects_dataset_without_columns() -> None:
     write_study({"name": "digits"}, {"scheme": "natural", "column": "writer"})
     with pytest.raises(SettingsError, match=r"^dataset\.name: 'digits' is not stored yet"):
         planner.make_plan(Path("params.yaml"))
-    download.write_dataset_facts_into_study(None, Path("params.yaml"))
+    download.download_and_pin_dataset(None, Path("params.yaml"))
     with pytest.raises(SettingsError, match=r"^partition\.column: 'writer' is not in the stored data set"):
         planner.make_plan(Path("params.yaml"))
 

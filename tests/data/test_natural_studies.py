@@ -97,7 +97,7 @@ def test_natural_study_trains_and_has_scores(name: str) -> None:
     settings["evaluation"]["every"] = 2
     settings["study"]["algorithms"] = settings["study"]["algorithms"][:: len(settings["study"]["algorithms"]) - 1]
     studies.write(settings, Path())
-    download.write_dataset_facts_into_study(None, Path("params.yaml"))
+    download.download_and_pin_dataset(None, Path("params.yaml"))
     plan = studies.prepare(loader.read_params(Path("params.yaml")))
     samples = store.load_samples(layout.get_dataset_path(plan.runs[0].dataset))
     assert (tuple(samples.x.shape[1:]), int(samples.y.max()) + 1, len(samples.y)) == (shape, classes, ROWS)

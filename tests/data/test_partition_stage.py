@@ -169,7 +169,7 @@ def test_preview_and_figure_show_class_names_of_custom_table(monkeypatch: pytest
     dataset = {"name": "parquet", "path": "own.parquet", "input": ["height", "weight"], "label": "kind"}
     params = studies.settings(dataset=dataset | {"split": "pooled"}, federation={"clients": 2})
     studies.write(params, Path())
-    download.write_dataset_facts_into_study(None, Path("params.yaml"))
+    download.download_and_pin_dataset(None, Path("params.yaml"))
     output = CliRunner().invoke(app.app, ["partition", "--preview"], catch_exceptions=False).output
     assert output.splitlines()[2].split() == ["client", "ant", "dog", "samples"]
     assert "input=['height', 'weight'], label=kind" in output

@@ -80,7 +80,7 @@ def test_metrics_of_common_model_equal_separate_evaluation(make_trial, monkeypat
     clients = record_client_runs(trial, monkeypatch)
     rows, losses = evaluate_trial(trial)
     assert clients == ([] if name in GLOBAL else [*range(len(trial.clients))])
-    monkeypatch.setattr(evaluation, "has_common_model", lambda *_: False)
+    monkeypatch.setattr(evaluation, "is_personal_model_global", lambda *_: False)
     expected_rows, expected_losses = evaluate_trial(trial)
     assert rows == expected_rows
     assert losses == pytest.approx(expected_losses, rel=1e-12, nan_ok=True)

@@ -125,7 +125,7 @@ def require_equal_files(
     list(run.run_segment(ROUNDS))
     expected = studies.hash_results(run.files.path)
     delete_results(run)
-    monkeypatch.setattr(running, "select_device", lambda execution: fake_device.DEVICE)
+    monkeypatch.setattr(running, "configure_device", lambda execution: fake_device.DEVICE)
     monkeypatch.setattr(loop, "ThreadPoolExecutor", fake_device.SequentialExecutor)
     with fake_device.use_device() as crossings:
         rules = RuleRecorder(monkeypatch, crossings)
@@ -181,7 +181,7 @@ def test_single_round_jobs_load_files_onto_device(monkeypatch: pytest.MonkeyPatc
     list(run.run_segment(ROUNDS))
     expected = {name: bits for name, bits in studies.hash_results(run.files.path).items() if name.endswith(".pt")}
     delete_results(run)
-    monkeypatch.setattr(running, "select_device", lambda execution: fake_device.DEVICE)
+    monkeypatch.setattr(running, "configure_device", lambda execution: fake_device.DEVICE)
     with fake_device.use_device() as crossings:
         rules = RuleRecorder(monkeypatch, crossings)
         studies.run_single_rounds(plan, ROUNDS, size=10, stack=5)
@@ -198,7 +198,7 @@ def test_states_too_large_for_device_stay_on_host(monkeypatch: pytest.MonkeyPatc
     list(run.run_segment(ROUNDS))
     expected = studies.hash_results(run.files.path)
     delete_results(run)
-    monkeypatch.setattr(running, "select_device", lambda execution: fake_device.DEVICE)
+    monkeypatch.setattr(running, "configure_device", lambda execution: fake_device.DEVICE)
     monkeypatch.setattr(server_device, "MAX_DEVICE_BYTES", 100_000)
     with fake_device.use_device() as crossings:
         rules = RuleRecorder(monkeypatch, crossings)

@@ -95,9 +95,9 @@ def test_logits_batch_size_is_larger_on_gpu_without_random_transforms(make_clien
 def test_batch_statistics_use_one_batch_size_on_every_device(make_trial, monkeypatch):
     trial = make_trial("fedavg", build_batch_norm_network, width=3, buffers="drop")
     calls, indices = [], np.concatenate(trial.clients.train * 40)
-    gather = trial.clients.gather_test_batch
+    gather = trial.clients.gather_server_test_inputs
     monkeypatch.setattr(
-        trial.clients, "gather_test_batch", lambda rows, *where: calls.append(len(rows)) or gather(rows, *where)
+        trial.clients, "gather_server_test_inputs", lambda rows, *where: calls.append(len(rows)) or gather(rows, *where)
     )
     monkeypatch.setattr(stack_module, "get_logits_batch_size", lambda clients, width: MEASURE_BATCH * width)
     trial.executor.compute_logits(trial.server["model"], indices, 1)
@@ -113,11 +113,11 @@ def test_larger_logits_batches_give_equal_logits_in_fewer_calls(make_clients, ma
     trial = make_trial("fedavg", clients=make_clients(sizes=LARGE), width=3)
     calls, indices = [], np.concatenate(trial.clients.train)
 
-    def gather_and_count(rows, *where, gather=trial.clients.gather_test_batch):
+    def gather_and_count(rows, *where, gather=trial.clients.gather_server_test_inputs):
         calls.append(len(rows))
         return gather(rows, *where)
 
-    monkeypatch.setattr(trial.clients, "gather_test_batch", gather_and_count)
+    monkeypatch.setattr(trial.clients, "gather_server_test_inputs", gather_and_count)
     small = trial.executor.compute_logits(trial.server["model"], indices, 1)
     assert len(calls) == 4
     monkeypatch.setattr(stack_module, "get_logits_batch_size", lambda clients, width: MEASURE_BATCH * width)

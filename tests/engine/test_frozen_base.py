@@ -56,7 +56,7 @@ def prepare_study(**sections: Any) -> NewPlan:
     params["partition"] = {"scheme": "iid"}
     params["model"] = {"name": "vgg16", "weights": "vgg.pth"}
     studies.write(params, Path())
-    download.write_dataset_facts_into_study(None, Path("params.yaml"))
+    download.download_and_pin_dataset(None, Path("params.yaml"))
     return studies.prepare(yaml.safe_load(Path("params.yaml").read_text()))
 
 

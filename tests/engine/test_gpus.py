@@ -42,7 +42,7 @@ def test_jobs_acquire_different_gpus_and_killed_job_releases_its_gpu(tmp_path: P
 
 def test_gpu_names_match_cuda_visible_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert gpus.get_gpu_names(2) == ["0", "1"]
+    assert gpus.get_visible_gpu_ids(2) == ["0", "1"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 3")
-    assert gpus.get_gpu_names(2) == ["2", "3"]
-    assert gpus.get_gpu_names(1) == ["2"]
+    assert gpus.get_visible_gpu_ids(2) == ["2", "3"]
+    assert gpus.get_visible_gpu_ids(1) == ["2"]

@@ -53,7 +53,7 @@ def write_study(model: dict[str, Any], **sections: Any) -> None:
 def write_study_and_download(model: dict[str, Any], **sections: Any) -> dict[str, Any]:
     """Write a study and run `fedpipe download`. Return the section of the model."""
     write_study(model, **sections)
-    download.write_dataset_facts_into_study(None, Path("params.yaml"))
+    download.download_and_pin_dataset(None, Path("params.yaml"))
     return cast(dict[str, Any], yaml.safe_load(Path("params.yaml").read_text())["model"])
 
 
@@ -111,14 +111,14 @@ def test_timm_weights_initialize_network(source: str) -> None:
 def test_planning_does_not_download_and_job_rejects_missing_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     published.publish(monkeypatch, "http://127.0.0.1:9/shufflenet-01234567.pth")
     write_study({"name": "mlp"})
-    download.write_dataset_facts_into_study(None, Path("params.yaml"))
+    download.download_and_pin_dataset(None, Path("params.yaml"))
     settings = yaml.safe_load(Path("params.yaml").read_text())
     studies.write(settings | {"model": TORCHVISION | {"sha256": "0" * 64}}, Path())
     plan = planner.make_plan(Path("params.yaml"))
     assert set(plan.unavailable_runs.values()) == {"weights not here"}
     assert not Path("torch").exists()
     with pytest.raises(SettingsError, match=r"^model\.weights: IMAGENET1K_V1 of .* can't be downloaded from http"):
-        download.write_dataset_facts_into_study(None, Path("params.yaml"))
+        download.download_and_pin_dataset(None, Path("params.yaml"))
     with rejects("model.weights: ... not on this machine. Run `fedpipe download` ... 01234567"):
         build_model(**TORCHVISION, sha256="0" * 64).build_initial_network((3, 32, 32), 3)
 

@@ -223,7 +223,7 @@ def test_estimation_error_figure_matches_head_norms(finished_studies: dict[str, 
         (cell,) = [cell for cell in plan.cells if cell.key == diagnostic.run_key]
         table = files.read_parquet(diagnostic.files.table, files.read_recorded_sha256(diagnostic.files.table))
         assert errors[cell.grid["algorithms.cwfedavg.wdr"]] == pytest.approx(
-            head_norms.compute_class_distribution_distance(table), rel=1e-4
+            head_norms.compute_class_fraction_estimate_error(table), rel=1e-4
         )
     assert len(errors) == len(plan.diagnostics) == 2
 

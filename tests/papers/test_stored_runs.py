@@ -235,9 +235,15 @@ def test_git_merges_stored_runs_of_two_machines(stored_study: NewPlan, files: tu
 def test_readings_run_only_if_selected(stored_study: NewPlan) -> None:
     plan = plan_study(READING, 1, study={"grid": {}})
     assert (
-        study_folders.list_studies(layout.PAPERS) == study_folders.list_studies(Path.cwd() / layout.PAPERS) == [STUDY]
+        study_folders.list_studies_without_readings(layout.PAPERS)
+        == study_folders.list_studies_without_readings(Path.cwd() / layout.PAPERS)
+        == [STUDY]
     )
-    assert study_folders.list_studies(READING) == study_folders.list_studies(READING.parent) == [READING]
+    assert (
+        study_folders.list_studies_without_readings(READING)
+        == study_folders.list_studies_without_readings(READING.parent)
+        == [READING]
+    )
     assert layout.list_studies(layout.PAPERS) == [READING, STUDY]
     run_study(plan)
     assert record_study(READING) == [f"{READING.parent}/measured/p2.runs.csv: 2 added, 2 stored"]

@@ -51,9 +51,9 @@ def test_combined_plan_ignores_studies_with_unavailable_runs(plans: tuple[Plan, 
     other = next(run for run in long.runs if run.key != shared.key)
     work = CombinedPlan(plans, frozenset([str(other.path)]))
     assert [*work.runs] == [str(shared.path)]
-    assert work.plans_with_all_runs == (short,)
+    assert work.available_plans == (short,)
     assert {joined.round_count for joined in work.merged_files} == {2, 5}, "both studies use the remaining run"
-    assert CombinedPlan(plans).plans_with_all_runs == plans
+    assert CombinedPlan(plans).available_plans == plans
 
 
 def test_combined_plan_rejects_different_artifacts(plans: tuple[Plan, Plan]) -> None:

@@ -110,7 +110,7 @@ def test_download_stores_datasets_of_grid_and_presets() -> None:
 )
 def test_download_leaves_invalid_grids_and_presets_to_plan(sections: dict[str, Any]) -> None:
     Path("params.yaml").write_text(yaml.safe_dump(sections))
-    assert download.write_dataset_facts_into_study(None, Path("params.yaml")).endswith(" is stored.")
+    assert download.download_and_pin_dataset(None, Path("params.yaml")).endswith(" is stored.")
     with pytest.raises(SettingsError, match=r"^(presets|study)[:.]"):
         planner.make_plan(preset="smoke")
 

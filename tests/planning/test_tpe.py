@@ -68,7 +68,7 @@ def finish_rung(target: float) -> Rung:
         keys = tuple(search.list_winner_keys(plan, planned, selected[0])) if is_last else ()
         found.append(RungSearch(algorithm=planned.algorithm, grid={}, ranking=ranking, selected=selected, keys=keys))
     rung = Rung(search=plan.search_digest, rounds=tuning.rungs[number], searches=tuple(found))
-    rung = tpe.add_draws_of_next_batch(tuning, [*rungs, rung], lambda index, *draw: plan.draw_planners[index](*draw))
+    rung = tpe.add_draws_of_next_rung(tuning, [*rungs, rung], lambda index, *draw: plan.draw_planners[index](*draw))
     write_bytes(plan.study_files.get_rung_result_path(rung.rounds), encode_rung(rung))
     planner.write_plan(planner.make_plan())
     return rung
@@ -82,7 +82,7 @@ def draw(count: int = 6, seed: int = 1, order: int = 1) -> list[dict[str, Any]]:
         number: {key: one.interpolate_value((number + 0.5) / 12) for key, one in RANGES.items()}
         for number in range(12)[::order]
     }
-    return tpe.draw_tpe_samples(RANGES, values, count, seed)
+    return tpe.draw_tpe_values(RANGES, values, count, seed)
 
 
 def test_tpe_samples_depend_on_ranking_and_seed() -> None:
@@ -116,7 +116,7 @@ def test_tpe_samples_are_near_best_draws() -> None:
 
     ranking = sorted(range(16), key=lambda number: get_distance(sobol[number]))
     ranges = {key: Range.model_validate(one) for key, one in over.items()}
-    drawn = tpe.draw_tpe_samples(ranges, {number: sobol[number] for number in ranking}, 8, seed=0)
+    drawn = tpe.draw_tpe_values(ranges, {number: sobol[number] for number in ranking}, 8, seed=0)
     assert sum(map(get_distance, drawn)) / 8 < sum(map(get_distance, sobol)) / 16 / 2
 
 

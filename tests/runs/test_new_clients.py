@@ -130,7 +130,7 @@ def check_personal_model(run: Run, rows: Rows) -> None:
     assert any(row["protocol"] == "new-global-on-local" for row in rows) == has_global(run)
     assert any(row["protocol"] == "new-finetuned-on-local" for row in rows)
     assert not any(row["protocol"] in {"new-kept-on-local", "new-trained-on-local"} for row in rows)
-    vars(new_clients)["_has_personal_model"] = True
+    vars(new_clients)["_is_personal_model_trained"] = True
     losses = []
     for number in (0, ROUNDS):
         table = new_clients.evaluate(

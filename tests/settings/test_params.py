@@ -355,6 +355,6 @@ def test_transforms_error_for_numeric_table_advises_standardization() -> None:
     np.savez("own.npz", x=np.ones((10, 4)), y=np.arange(10) % 2)
     dataset = {"name": "npz", "path": "own.npz", "split": "pooled"}
     studies.write(study(dataset=dataset, federation__clients=2, transforms__mean=0.5), Path())
-    download.write_dataset_facts_into_study(None, Path("params.yaml"))
+    download.download_and_pin_dataset(None, Path("params.yaml"))
     with pytest.raises(SettingsError, match=r"^transforms\.mean: \[0\.5\] .*\(4,\)\. Remove it\. .*standardize them"):
         planner.make_plan(Path("params.yaml"))

@@ -75,7 +75,7 @@ def test_dag_has_one_job_per_run() -> None:
     job_input = graph.get_segment_input(make_wildcards(**names, stop="0004"))
     assert job_input == list_run_input(graph, path)
     assert [name for name, file in job_input.items() if is_flagged(file, "ancient")] == ["settings"]
-    assert graph.get_run_output() == [*list_merged_files(path, "0004"), f"{path}/segments/0004.json"]
+    assert graph.get_untuned_run_output() == [*list_merged_files(path, "0004"), f"{path}/segments/0004.json"]
     assert (
         graph.get_partition_input(make_wildcards(key=graph.plan.partitions[0])) == list_run_input(graph, path)["data"]
     )
@@ -116,7 +116,7 @@ def test_segment_needs_previous_segment() -> None:
         *manifests,
         f"{path}/joined/0004/joined.json",
     ]
-    assert graph.get_run_output() == [*list_merged_files(path, "0004"), *list_merged_files(path, "0007")]
+    assert graph.get_untuned_run_output() == [*list_merged_files(path, "0004"), *list_merged_files(path, "0007")]
 
 
 def test_single_rounds_have_blocks_of_participants() -> None:
@@ -131,7 +131,7 @@ def test_single_rounds_have_blocks_of_participants() -> None:
     assert graph.get_collect_input(make_wildcards(**names, stop="0002")) == [
         f"{path}/rounds/{number}/round.json" for number in ("0001", "0002")
     ]
-    assert graph.get_run_output() == list_merged_files(path, "0002")
+    assert graph.get_untuned_run_output() == list_merged_files(path, "0002")
 
 
 def test_job_environment_matches_execution_settings() -> None:
@@ -185,7 +185,7 @@ def test_all_results_cover_files_of_study() -> None:
         assert dag.get_figure_input(plan, name) == [f"{run.path}/joined/0004/{file}.parquet" for run in runs]
     assert graph.get_rule_name_suffix(plan) == ""
     key = next(key for key, name in plan.partition_names.items() if name == "dirichlet-0.3-seed1")
-    assert dag.convert_to_wildcards_function(plan, str)(make_wildcards(partition="dirichlet-0.3-seed1")) == key
+    assert dag.make_partition_wildcards_function(plan, str)(make_wildcards(partition="dirichlet-0.3-seed1")) == key
 
 
 def test_table_output_matches_written_report_files() -> None:
@@ -385,7 +385,7 @@ def test_shell_prefix_sets_environment_of_jobs(tmp_path: Path) -> None:
 )
 def test_hash_of_page_sources_depends_on_numbers_and_code(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An edit of any of these files changes the hash."""
-    before, read_bytes = dag.hash_page_sources(), Path.read_bytes
+    before, read_bytes = dag.hash_paper_pages_sources(), Path.read_bytes
     edited = Path(dag.__file__).parents[1] / name
     monkeypatch.setattr(Path, "read_bytes", lambda path: read_bytes(path) + b"\n" * (path == edited))
-    assert dag.hash_page_sources() != before
+    assert dag.hash_paper_pages_sources() != before

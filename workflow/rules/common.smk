@@ -43,7 +43,7 @@ snakemake_patches.patch_parameter_records()
 
 # Several Snakemakes may share a folder. This only concerns the main process.
 if workflow.is_main_process:
-    hangup.handle_hangup()
+    hangup.install_hangup_handler()
     snakemake_patches.patch_scheduler_alarm()
     snakemake_patches.patch_graceful_exit()
     if not UNLOCKS:

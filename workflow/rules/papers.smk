@@ -38,7 +38,7 @@ rule pages:
         CONDA
     params:
         preset=SELECTION.preset,
-        page_sources=dag.hash_page_sources(),  # the published numbers and the code of the pages
+        page_sources=dag.hash_paper_pages_sources(),  # the published numbers and the code of the pages
         plans_fingerprint=STUDY_DAG.plans_fingerprint,
     shell:
         "fedpipe papers --preset {params.preset} --plan-fingerprint {params.plans_fingerprint} > {log:q} 2>&1"

@@ -78,7 +78,7 @@ for PLAN in STUDY_DAG.plan.plans:
         name:
             f"partition_figure{SUFFIX}"
         input:
-            dag.convert_to_wildcards_function(
+            dag.make_partition_wildcards_function(
                 PLAN, lambda key: str(get_assignment_path(key))
             ),
         output:
@@ -86,7 +86,7 @@ for PLAN in STUDY_DAG.plan.plans:
                 f"{FILES.get_partition_figure_path('{partition}')}.svg",
                 caption="../report/partition.rst",
                 category="Partitions",
-                labels=dag.convert_to_wildcards_function(
+                labels=dag.make_partition_wildcards_function(
                     PLAN, PLAN.build_partition_labels
                 ),
             ),
@@ -100,10 +100,10 @@ for PLAN in STUDY_DAG.plan.plans:
         params:
             study=str(PLAN.params),
             preset=PLAN.preset,
-            key=dag.convert_to_wildcards_function(PLAN, str),
+            key=dag.make_partition_wildcards_function(PLAN, str),
             width=PLAN.report.figure_width,  # a change draws the figure again
             drift=str(PLAN.drift_notes),
-            held_out=dag.convert_to_wildcards_function(
+            held_out=dag.make_partition_wildcards_function(
                 PLAN, lambda key: str(PLAN.held_out.get(key, ()))
             ),
         shell:

@@ -242,15 +242,15 @@ def _select_own_parameters(component: type[Component], common: set[str], other: 
 
 def _get_parameter_docs(component: type[Component]) -> dict[str, str]:
     """Documentation of each parameter."""
-    return get_inherited_parameter_docs(component) | _parse_parameter_docs(component)
+    return get_inherited_parameter_docs(component) | _parse_own_parameter_docs(component)
 
 
 def get_inherited_parameter_docs(component: type[Component]) -> dict[str, str]:
     """Documentation of inherited parameters, from the docstrings of base classes."""
     inherited_docs: dict[str, str] = {}
     for base in component.__mro__[1:]:
-        inherited_docs = _parse_parameter_docs(base) | inherited_docs
-    own_docs = _parse_parameter_docs(component)
+        inherited_docs = _parse_own_parameter_docs(base) | inherited_docs
+    own_docs = _parse_own_parameter_docs(component)
     return {name: text for name, text in inherited_docs.items() if name not in own_docs}
 
 
@@ -313,7 +313,7 @@ def render_deviations_table(component: type[Component]) -> str:
     return _render_table("| deviation | paper | authors' code | fedpipe |", rows)
 
 
-def _parse_parameter_docs(component: type) -> dict[str, str]:
+def _parse_own_parameter_docs(component: type) -> dict[str, str]:
     """One line of documentation per parameter, from the class's own docstring."""
     parameter_docs: dict[str, str] = {}
     for names, text in _parse_docstring_section(component, "Parameters").items():

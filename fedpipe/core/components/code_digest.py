@@ -85,7 +85,7 @@ def compute_code_digest(*objects: Any) -> Digest:
     followed_packages.clear()  # a digest must not depend on earlier digests
     followed_packages.update(item.__module__.partition(".")[0] for item in objects)
     bases = [base for item in objects if isinstance(item, type) for base in item.__mro__[1:]]
-    return _digest_code_of_names(map(_locate_definition, objects), is_hashed_module, map(_locate_definition, bases))
+    return _compute_digest_of_names(map(_locate_definition, objects), is_hashed_module, map(_locate_definition, bases))
 
 
 def recompute_code_digests(*object_groups: tuple[Any, ...]) -> list[str]:
@@ -96,12 +96,12 @@ def recompute_code_digests(*object_groups: tuple[Any, ...]) -> list[str]:
 @functools.cache
 def compute_shared_code_digest() -> str:
     """Digest of the code that all runs share, such as executors, optimizers, random streams and base classes."""
-    return digest_shared_code().text
+    return compute_shared_digest_and_files().text
 
 
-def digest_shared_code() -> Digest:
+def compute_shared_digest_and_files() -> Digest:
     """Digest of everything that the entry points of jobs reach and that components import, except for components."""
-    return _digest_code_of_names(
+    return _compute_digest_of_names(
         [*SHARED_ENTRY_POINTS, *_list_imports_of_shared_code()],
         lambda module: is_shared_module(module) and module not in MODULES_WITHOUT_NUMBERS,
     )
@@ -126,7 +126,7 @@ def _list_imports_of_shared_code() -> Iterator[tuple[str, str]]:
 @functools.cache
 def compute_diagnostic_digest(kind: str) -> str:
     """Digest of the code of a kind of diagnostic, such as ``head-norms``, within `fedpipe.engine.diagnostics`."""
-    return _digest_code_of_names(
+    return _compute_digest_of_names(
         [(DIAGNOSTIC_MODULES[kind], "compute_table")], lambda module: module.startswith("fedpipe.engine.diagnostics.")
     ).text
 
@@ -138,7 +138,7 @@ def _locate_definition(value: Any) -> tuple[str, str]:
 # -- the walk ----------------------------------------------------------------------------------------------------------
 
 
-def _digest_code_of_names(
+def _compute_digest_of_names(
     names: Iterable[tuple[str, str]], is_followed: Callable[[str], bool], optional_names: Iterable[tuple[str, str]] = ()
 ) -> Digest:
     """Digest of names of modules. Optional names count if digests follow their module."""
@@ -183,7 +183,7 @@ class _DependencyWalk:
         if (module, name) in self._visited_names:
             return
         self._visited_names.add((module, name))
-        self._visit_module(module)
+        self._visit_import_effects(module)
         source = parse_module(module)
         for number, statement in enumerate(source.bindings.get(name, ())):
             self._visit_statement(source, f"{module}.{name}/{number}", statement)
@@ -195,14 +195,14 @@ class _DependencyWalk:
             ):  # may be in `__all__`, or imported elsewhere
                 self._visit_complete_module(f"{star}.{name}")
 
-    def _visit_module(self, module: str) -> None:
+    def _visit_import_effects(self, module: str) -> None:
         """Visit the effects of importing a module, and its declared data files."""
         if (module, "") in self._visited_names:
             return
         self._visited_names.add((module, ""))
         parent = module.rpartition(".")[0]
         if parent and self._is_followed(parent):
-            self._visit_module(parent)
+            self._visit_import_effects(parent)
         source = parse_module(module)
         if source.path is not None:
             self.files[source.path] = source.sha256
@@ -225,11 +225,11 @@ class _DependencyWalk:
         """Visit the effects of importing a dotted name."""
         imported_module = target if is_first_party_module(target) else target.rpartition(".")[0]
         if imported_module and self._is_followed(imported_module):
-            self._visit_module(imported_module)
+            self._visit_import_effects(imported_module)
 
     def _visit_complete_module(self, module: str) -> None:
         """Visit a complete module, because any part of it may be used."""
-        self._visit_module(module)
+        self._visit_import_effects(module)
         source = parse_module(module)
         for name in [*source.bindings, *source.imports]:
             self._visit_name(module, name)
@@ -286,7 +286,7 @@ class _DependencyWalk:
         if not isinstance(statement, syntax.DEFINITIONS):
             return False
         if any(
-            self._is_user_code(source, root)
+            self._is_user_defined_name(source, root)
             for node in statement.decorator_list
             for root, _ in syntax.find_used_names(node)
         ):
@@ -296,14 +296,14 @@ class _DependencyWalk:
         body = [
             node for node in statement.body if not isinstance(node, syntax.DEFINITIONS) and not syntax.is_noop(node)
         ]
-        if any(isinstance(node, ast.Expr) or syntax.has_external_assignment(node) for node in body):
+        if any(isinstance(node, ast.Expr) or syntax.has_attribute_or_item_assignment(node) for node in body):
             return True
         base_nodes = [*statement.bases, *(word.value for word in statement.keywords)]
         return any(
             self._has_subclass_hook(source, root) for node in base_nodes for root, _ in syntax.find_used_names(node)
         )
 
-    def _is_user_code(self, source: syntax.ParsedModule, root: str) -> bool:
+    def _is_user_defined_name(self, source: syntax.ParsedModule, root: str) -> bool:
         targets = source.imports.get(root, ())
         user_targets = (target for target in targets if target.partition(".")[0] != PACKAGE)
         return root in source.bindings or any(
@@ -408,7 +408,7 @@ class _DependencyWalk:
             return
         if first in source.bindings or first in source.imports or source.star_imports:
             if first in source.imports and first not in source.bindings:
-                self._visit_module(module)
+                self._visit_import_effects(module)
                 self._visit_imported_names(f"{module}.{first}", source.imports[first], others)
             else:
                 self.visit_name_if_followed(module, first)
@@ -419,7 +419,7 @@ class _DependencyWalk:
             ):
                 self._visit_attribute(f"{module}.{first}", others)  # a star import may also bind this name
         elif is_first_party_module(f"{module}.{first}"):
-            self._visit_module(module)
+            self._visit_import_effects(module)
             if self._is_followed(f"{module}.{first}"):
                 self._visit_attribute(f"{module}.{first}", others)
         else:

@@ -226,7 +226,7 @@ def is_inert_on_import(statement: ast.stmt) -> bool:
     return not (statement.decorator_list or statement.args.defaults or statement.args.kw_defaults)
 
 
-def has_external_assignment(statement: ast.stmt) -> bool:
+def has_attribute_or_item_assignment(statement: ast.stmt) -> bool:
     """Whether a statement changes another object: ``helper.table = 3``, ``TABLE["mu"] = 3``."""
     nodes = list_descendant_nodes(statement)
     return any(isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Store) for node in nodes)

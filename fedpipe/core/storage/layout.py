@@ -282,7 +282,7 @@ class StudyFiles:
         """Figure of the partition with this name, without suffix."""
         return self.figures_folder / f"partition-{name}"
 
-    def list_table_files(self, algorithm_labels: Iterable[str]) -> list[Path]:
+    def list_table_rule_files(self, algorithm_labels: Iterable[str]) -> list[Path]:
         """List all files of rule `table` for these algorithms."""
         return [
             *map(self.get_result_table_path, ("csv", "md", "html")),
@@ -359,7 +359,7 @@ def read_merged_table(path: Path, columns: Sequence[str] | None = None) -> pa.Ta
     return read_parquet(path, MergedRoundFiles(path.parent).read_recorded_sha256(path), columns)
 
 
-def read_round_digests(files: RoundFiles, record: Path) -> dict[str, str]:
+def read_round_hashes(files: RoundFiles, record: Path) -> dict[str, str]:
     """Read the SHA-256 of a round's files from ``state.json`` or ``round.json``.
 
     Raises
@@ -378,7 +378,7 @@ def read_round_digests(files: RoundFiles, record: Path) -> dict[str, str]:
     return digests
 
 
-def summarize_participation(files: RoundFiles, state: Mapping[str, Any]) -> dict[str, float]:
+def summarize_round(files: RoundFiles, state: Mapping[str, Any]) -> dict[str, float]:
     """Summarize a round by name: participants, updates that were left out, mean bytes, and the method's own metrics.
 
     ``state`` is the content of its ``state.json``.

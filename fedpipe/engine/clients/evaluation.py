@@ -215,9 +215,13 @@ def evaluate_round(
         if (
             model == "personal"
             and global_scorer
-            and has_common_model(algorithm, clients, send, get_kept_state, round_number + 1, global_scorer.model)
+            and is_personal_model_global(
+                algorithm, clients, send, get_kept_state, round_number + 1, global_scorer.model
+            )
         ):
-            tables.append(make_metrics_table(settings, round_number, model, global_scorer.score_clients(test_sets)))
+            tables.append(
+                make_metrics_table(settings, round_number, model, global_scorer.score_client_test_sets(test_sets))
+            )
             continue
         task = ClientTask(
             phase,
@@ -234,15 +238,15 @@ def evaluate_round(
         tables.append(make_metrics_table(settings, round_number, model, scores))
     matrices_by_name = {}
     if global_scorer:
-        global_scores = {-1: global_scorer.score_server()} if "global" in global_tests else {}
-        global_scores |= global_scorer.score_clients([test for test in global_tests if test != "global"])
+        global_scores = {-1: global_scorer.score_global_test_set()} if "global" in global_tests else {}
+        global_scores |= global_scorer.score_client_test_sets([test for test in global_tests if test != "global"])
         tables.append(make_metrics_table(settings, round_number, "global", global_scores))
         matrices_by_name["SL"] = global_scorer.compute_soft_labels()
         if "head.weight" in global_scorer.model:
             matrices_by_name["CR"] = compute_class_relations(global_scorer.model["head.weight"])
         for model, tensors in server_models.items():
             extra_scorer = ModelScorer(settings, executor, clients, round_number, tensors)
-            tables.append(make_metrics_table(settings, round_number, model, {-1: extra_scorer.score_server()}))
+            tables.append(make_metrics_table(settings, round_number, model, {-1: extra_scorer.score_global_test_set()}))
     metrics = pa.concat_tables(tables) if tables else get_metrics_schema(settings).empty_table()
     return EvaluationResult(
         metrics,
@@ -262,7 +266,7 @@ def make_server_models(algorithm: Algorithm, server: State, tests: Sequence[Test
         return {"global": global_model, **extra_models}
 
 
-def has_common_model(
+def is_personal_model_global(
     algorithm: Algorithm,
     clients: FederatedData,
     send: Callable[[Sequence[int]], tuple[State, State]],
@@ -317,29 +321,29 @@ class ModelScorer:
         self._round, self.model, self._has_batch_statistics = round_number, model, has_batch_statistics
 
     @functools.cached_property
-    def _global_logits(self) -> Tensor:
+    def _global_test_logits(self) -> Tensor:
         """Logits of the global test set."""
         return self._executor.compute_logits(self.model, self._clients.global_test, self._round)
 
-    def _compute_logits(self, indices: Integers) -> tuple[Integers, Tensor]:
+    def _compute_indexed_logits(self, indices: Integers) -> tuple[Integers, Tensor]:
         """Compute logits of samples. Return ascending indices, which may include more samples, and their logits."""
         global_test = self._clients.global_test
         can_use_subset = not self._has_batch_statistics or len(indices) in (0, len(global_test))
         if can_use_subset and np.isin(indices, global_test).all():  # not if clients have noise in their test samples
-            return global_test, self._global_logits
+            return global_test, self._global_test_logits
         return indices, self._executor.compute_logits(self.model, indices, self._round)
 
     def compute_soft_labels(self) -> Tensor:
         """Compute the SL matrix: mean softmax output of each class on the global test set, shape (C, C)."""
         labels = self._clients.get_labels(self._clients.global_test)
-        classes = one_hot(labels, self._clients.classes, self._global_logits.dtype)
-        return classes.T @ self._global_logits.softmax(-1) / classes.sum(0).clamp(min=1).unsqueeze(1)
+        classes = one_hot(labels, self._clients.classes, self._global_test_logits.dtype)
+        return classes.T @ self._global_test_logits.softmax(-1) / classes.sum(0).clamp(min=1).unsqueeze(1)
 
-    def score_server(self) -> dict[TestSet, Score]:
+    def score_global_test_set(self) -> dict[TestSet, Score]:
         """Score the model on the global test set."""
         return {"global": self._score_subsets([self._clients.global_test])[0]}
 
-    def score_clients(self, tests: Sequence[TestSet]) -> dict[int, dict[TestSet, Score]]:
+    def score_client_test_sets(self, tests: Sequence[TestSet]) -> dict[int, dict[TestSet, Score]]:
         """Score the model on test sets of each client. Empty without test sets."""
         scores: dict[int, dict[TestSet, Score]] = {client: {} for client in self._clients.ids if tests}
         for test in tests:
@@ -355,7 +359,7 @@ class ModelScorer:
     def _score_subsets(self, subsets: Sequence[Integers]) -> list[Score]:
         """Score the model on each of several subsets of the samples, from one computation of the logits."""
         sizes, classes = [len(subset) for subset in subsets], self._clients.classes
-        indices, logits = self._compute_logits(np.unique(np.concatenate(subsets)))
+        indices, logits = self._compute_indexed_logits(np.unique(np.concatenate(subsets)))
         rows = np.searchsorted(indices, np.concatenate(subsets))
         logits, labels = logits[rows], self._clients.get_labels(indices[rows])
         losses = F.cross_entropy(logits, labels, reduction="none").double().cpu().numpy()

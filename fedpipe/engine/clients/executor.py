@@ -168,7 +168,7 @@ def get_passes(algorithm: Algorithm, phase: Phase, finetune_epochs: int) -> list
     return phase_passes
 
 
-def init_client(algorithm: Algorithm, server: State, initial_model: Callable[[int], Tensors]) -> State:
+def make_initial_client_state(algorithm: Algorithm, server: State, initial_model: Callable[[int], Tensors]) -> State:
     """Make a client's initial kept state: the algorithm's parts, and the client's buffers if it has its own."""
     initial_state = contract.validate_state(algorithm, "init_client", algorithm.init_client(server, initial_model))
     contract.reject_buffer_parts(algorithm, "init_client", initial_state)
@@ -208,7 +208,7 @@ def needs_noise_key(algorithm: Algorithm, training: Train, transforms: Transform
     return is_random and not training.eval_mode
 
 
-def compute_logits(algorithm: Algorithm, phase: Phase, state: State, x: Tensor, classes: int) -> Tensor:
+def compute_client_logits(algorithm: Algorithm, phase: Phase, state: State, x: Tensor, classes: int) -> Tensor:
     """Compute a client's logits in a phase."""
     hook = "prototype_logits" if phase == "prototype" else "predict"
     return contract.validate_logits(algorithm, hook, getattr(algorithm, hook)(state, x), (len(x), classes))
@@ -216,7 +216,7 @@ def compute_logits(algorithm: Algorithm, phase: Phase, state: State, x: Tensor, 
 
 def count_client_steps(algorithm: Algorithm, clients: FederatedData, client: int, round_number: int) -> int | None:
     """Count the steps of a client in a round. None: the algorithm does not count them."""
-    if not contract.has_client_step_counts(algorithm):
+    if not contract.has_local_steps_hook(algorithm):
         return None
     noise_key = torch.tensor(clients.get_client_noise_key(client, round_number))
     return contract.count_local_steps(algorithm, len(clients.train[client]), round_number, noise_key)
@@ -237,7 +237,7 @@ def get_epochs_and_steps(algorithm: Algorithm, training: Train, local_steps: int
     return steps, steps
 
 
-def take_next_epochs(
+def take_next_epochs_and_steps(
     algorithm: Algorithm, training: Train, epochs: dict[str, int], local_steps: int | None
 ) -> tuple[range, int | None]:
     """Get the next epochs of a pass and its fixed steps.
@@ -325,7 +325,7 @@ class ClientPass:
             with self._activate_network_mode(client, batch) as records:
                 loss = training.loss(trained_client, batch)
             contract.validate_loss(self._algorithm, training, loss)
-            return loss, self._assign_statistics(trained_client, records)
+            return loss, self._group_statistics_by_part(trained_client, records)
 
         gradient, results = self._compute_gradient_and_loss(compute_loss, group.only(self._names))
         if training.pull is not None and training.pull.strength:
@@ -346,7 +346,7 @@ class ClientPass:
         )
         return self._training.replace_trained_tensors(client, parameters) | {part: slots}
 
-    def has_same_buffers(self, client: State, other: State) -> bool:
+    def has_same_buffer_objects(self, client: State, other: State) -> bool:
         """Whether the trained parts of two states have the same objects as running statistics.
 
         If a step updates statistics, its result has new objects.
@@ -366,8 +366,8 @@ class ClientPass:
             if value
         }
 
-    def _assign_statistics(self, client: State, records: Sequence[BufferRecord]) -> Statistics:
-        """Assign running statistics to the part whose model was called.
+    def _group_statistics_by_part(self, client: State, records: Sequence[BufferRecord]) -> Statistics:
+        """Group running statistics by the part whose model was called.
 
         Statistics that belong to no part, such as those of a mixture of models, go to the first part.
         """
@@ -403,7 +403,7 @@ class _BatchGradient(Gradient):
     @override
     def with_value(self, client: State, batch: Batch | None = None) -> tuple[Tensors, Tensor]:
         gradient, (loss, statistics) = self._pass.compute_gradient(client, batch or self._batch)
-        if not self.statistics or self._pass.has_same_buffers(client, self._client):
+        if not self.statistics or self._pass.has_same_buffer_objects(client, self._client):
             self.statistics = statistics
         return gradient, loss
 

@@ -175,7 +175,7 @@ class FederatedData:
         """Gather inputs and classes of samples, ``size`` at a time."""
         return (self.gather_samples(indices[first : first + size]) for first in range(0, len(indices), size))
 
-    def gather_test_batch(self, indices: Integers, round_number: int, batch_number: int) -> Tensor:
+    def gather_server_test_inputs(self, indices: Integers, round_number: int, batch_number: int) -> Tensor:
         """Gather the inputs of the ``batch_number``-th batch of test samples for the server's model after a round."""
         x, _ = self.gather_samples(indices)
         if not self.transforms.on_test:

@@ -46,11 +46,11 @@ def replace_frozen_base(
     """Replace the samples by features of the frozen base. Return them, and the builder of the other layers."""
     with torch.random.fork_rng(devices=[]):
         base, _ = model.split_frozen_base(build_network())
-    features = replace_inputs_by_features(clients, base, path, threads, made_by)
+    features = replace_inputs_by_stored_features(clients, base, path, threads, made_by)
     return features, lambda: model.split_frozen_base(build_network())[1]
 
 
-def replace_inputs_by_features(
+def replace_inputs_by_stored_features(
     clients: FederatedData, base: nn.Module, path: Path, threads: int, made_by: Mapping[str, Any]
 ) -> FederatedData:
     """Replace the samples by their features, which are computed if ``path`` is missing.

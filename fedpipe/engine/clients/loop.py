@@ -33,7 +33,7 @@ from fedpipe.engine.clients.executor import (
     Score,
     TestSet,
     activate_eval_mode,
-    compute_logits,
+    compute_client_logits,
     count_client_steps,
     count_predictions_by_class,
     get_passes,
@@ -44,7 +44,7 @@ from fedpipe.engine.clients.executor import (
     make_kept_client_state,
     measure_seconds_since,
     needs_noise_key,
-    take_next_epochs,
+    take_next_epochs_and_steps,
 )
 from fedpipe.engine.clients.federated_data import FederatedData, Integers
 from fedpipe.engine.clients.metrics import compute_probability_metrics
@@ -126,11 +126,11 @@ class LoopExecutor(Executor):
         algorithm = worker.bind_round(task.round, self._clients.seed)
         try:
             with torch.no_grad(), explain_user_errors(algorithm):
-                return self._make_client_outcome(algorithm, task, client)
+                return self._run_client_phase(algorithm, task, client)
         finally:
             self._idle_workers.append(worker)
 
-    def _make_client_outcome(self, algorithm: Algorithm, task: ClientTask, client: int) -> Outcome:
+    def _run_client_phase(self, algorithm: Algorithm, task: ClientTask, client: int) -> Outcome:
         clients, device = task.select_round_samples(self._clients), self._clients.device
         common, client_parts = contract.validate_download(algorithm, task.send([client]))
         received_state = move_state(common | unstack_client(client_parts, 0), device)
@@ -190,7 +190,8 @@ class LoopExecutor(Executor):
             try:
                 with torch.no_grad():
                     return worker.net(
-                        weights, to_channels_last(self._clients.gather_test_batch(chunk, round_number, chunk_number))
+                        weights,
+                        to_channels_last(self._clients.gather_server_test_inputs(chunk, round_number, chunk_number)),
                     )
             finally:
                 self._idle_workers.append(worker)
@@ -220,7 +221,7 @@ class ClientRun:
 
     def _run_train_pass(self, training: Train, state: State) -> State:
         clients, client = self.clients, self.client
-        epochs, steps = take_next_epochs(self.algorithm, training, self.epochs, self._local_steps)
+        epochs, steps = take_next_epochs_and_steps(self.algorithm, training, self.epochs, self._local_steps)
         client_pass = ClientPass(self.algorithm, training, state, _compute_gradient_and_loss, can_overwrite=True)
         state = client_pass.add_optimizer_state(state)
         size = clients.resolve_batch_size(self.algorithm.federation.batch_size) * training.batches
@@ -242,7 +243,7 @@ class ClientRun:
 
     def list_step_samples(self, training: Train) -> list[Integers]:
         """List the samples of each step of a pass, if all its epochs run."""
-        epochs, max_steps = take_next_epochs(self.algorithm, training, self.epochs, self._local_steps)
+        epochs, max_steps = take_next_epochs_and_steps(self.algorithm, training, self.epochs, self._local_steps)
         size = self.clients.resolve_batch_size(self.algorithm.federation.batch_size) * training.batches
         steps = []
         for epoch in epochs:
@@ -269,7 +270,7 @@ class ClientRun:
         all_logits = [torch.empty(0, clients.classes, device=clients.device)]
         with activate_eval_mode(self.algorithm, state):
             for batch in self._make_batches(indices, MEASURE_BATCH, key):
-                logits = compute_logits(self.algorithm, phase, state, batch.x, clients.classes)
+                logits = compute_client_logits(self.algorithm, phase, state, batch.x, clients.classes)
                 classes = classes + count_predictions_by_class(logits, batch)
                 loss += float(F.cross_entropy(logits, batch.y, reduction="sum"))
                 all_logits += [logits] if metrics else []

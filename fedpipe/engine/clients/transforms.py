@@ -37,13 +37,13 @@ def transform_images(settings: Transforms, x: Tensor, key: Tensor) -> Tensor:
         return x
     draws = generate_uniform(key, (len(x), 4)).T  # by sample, so that padding does not change the numbers
     if settings.crop or settings.flip:
-        x = _select_pixels(x, settings.crop, draws[0], draws[1], draws[2] < 0.5 if settings.flip else None)
+        x = _crop_and_flip_images(x, settings.crop, draws[0], draws[1], draws[2] < 0.5 if settings.flip else None)
     if settings.rotation:
         x = _rotate_images(x, (2 * draws[3] - 1) * math.radians(settings.rotation))
     return x
 
 
-def _select_pixels(
+def _crop_and_flip_images(
     x: Tensor, padding: int, vertical_offset: Tensor, horizontal_offset: Tensor, is_flipped: Tensor | None
 ) -> Tensor:
     """Pad the images with ``padding`` zeros, crop random windows, and flip some of them, in one copy."""

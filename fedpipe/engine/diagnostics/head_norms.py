@@ -56,7 +56,7 @@ def make_norm_rows(name: str, owner: int, head: Tensor, counts: Sequence[int] | 
         yield dict(zip(SCHEMA.names, values, strict=True))
 
 
-def compute_class_distribution_distance(table: pa.Table, model: str = "trained") -> float:
+def compute_class_fraction_estimate_error(table: pa.Table, model: str = "trained") -> float:
     """Mean over owners of the Euclidean distance between class fractions and their estimates from norms.
 
     This is cwFedAvg's R, which its regularizer minimizes.

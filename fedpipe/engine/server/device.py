@@ -38,7 +38,7 @@ def choose_storage_device(
 
 
 @contextmanager
-def create_tensors_on_device_of(server: State) -> Iterator[None]:
+def use_server_device(server: State) -> Iterator[None]:
     """Within the block, new tensors are on the device of the state, and NumPy can read all of them."""
     device = next((leaf.device for leaf in pytree.tree_leaves(server)), torch.device("cpu"))
     if device.type == "cpu":

@@ -12,7 +12,7 @@ from fedpipe.algorithms.batch import State
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.tensors import Tensors
 from fedpipe.engine import contract
-from fedpipe.engine.server.device import create_tensors_on_device_of
+from fedpipe.engine.server.device import use_server_device
 from fedpipe.engine.user_errors import explain_user_errors
 from fedpipe.settings.federation import Server
 
@@ -22,7 +22,7 @@ M, V = "server/m", "server/v"  #: parts of the server's state: moments of its op
 @contextmanager
 def call_server_hooks(algorithm: Algorithm, server: State) -> Iterator[None]:
     """Within the block, new tensors are on the server's device, have no gradients, and user errors are explained."""
-    with torch.no_grad(), create_tensors_on_device_of(server), explain_user_errors(algorithm):
+    with torch.no_grad(), use_server_device(server), explain_user_errors(algorithm):
         yield
 
 
@@ -43,7 +43,7 @@ def make_download(
 
     ``get_client_positions`` gives their numbers in the algorithm.
     """
-    with create_tensors_on_device_of(server):
+    with use_server_device(server):
         return algorithm.send(server, get_client_positions(ids))
 
 
@@ -54,7 +54,7 @@ def aggregate_uploads(algorithm: Algorithm, server: State, uploads: Uploads) -> 
     a part that clients upload with the same name, such as ``model``, are the mean of the uploads, with the weights that
     the rule used.
     """
-    with create_tensors_on_device_of(server):
+    with use_server_device(server):
         state = contract.validate_state(algorithm, "aggregate", algorithm.aggregate(server, uploads))
     _, _, first_upload = uploads[0]
     net, rule, part = algorithm.net, algorithm.federation.server, algorithm.server_optimizer_part

@@ -75,7 +75,7 @@ class StackExecutor(Executor):
 
     @override
     def run(self, task: ClientTask) -> Iterator[Outcome]:
-        self._set_round_learning_rate(task.round)
+        self._bind_round_algorithm(task.round)
         outcomes, ids = dict[int, Outcome](), frozenset(task.ids)
         participants = self._clients.ids if task.participants is None else task.participants
         for stack_clients in schedule.group_clients_into_stacks(self._clients.sizes, participants, self._width):
@@ -85,7 +85,7 @@ class StackExecutor(Executor):
                 outcomes |= {outcome.client: outcome for outcome in stack_outcomes}
         return (outcomes.pop(client) for client in task.ids)
 
-    def _set_round_learning_rate(self, round_number: int) -> None:
+    def _bind_round_algorithm(self, round_number: int) -> None:
         """Set the round's learning rate. Recorded steps contain the rate, so they are discarded."""
         previous_federation = self._round_algorithm.federation
         self._round_algorithm = self._algorithm.bind_round(round_number, self._clients.seed)
@@ -143,7 +143,8 @@ class StackExecutor(Executor):
         chunks = np.array_split(indices, max(1, -(-len(indices) // size)))
         with torch.no_grad():
             batches = (
-                self._clients.gather_test_batch(chunk, round_number, number) for number, chunk in enumerate(chunks)
+                self._clients.gather_server_test_inputs(chunk, round_number, number)
+                for number, chunk in enumerate(chunks)
             )
             return torch.cat([self._algorithm.net(model, x) for x in batches])
 

@@ -29,12 +29,12 @@ from fedpipe.engine.clients.executor import (
     Score,
     TestSet,
     activate_eval_mode,
-    compute_logits,
+    compute_client_logits,
     count_client_steps,
     count_predictions_by_class,
     get_epochs_and_steps,
     needs_noise_key,
-    take_next_epochs,
+    take_next_epochs_and_steps,
 )
 from fedpipe.engine.clients.federated_data import FederatedData, Integers
 from fedpipe.engine.clients.metrics import compute_probability_metrics
@@ -113,13 +113,15 @@ class StackRun:
 
     def _run_train_pass(self, training: Train, state: State, name: str) -> State:
         client_epochs = {
-            client: take_next_epochs(self._algorithm, training, self._epochs[client], self._local_steps[client])
+            client: take_next_epochs_and_steps(
+                self._algorithm, training, self._epochs[client], self._local_steps[client]
+            )
             for client in self._stack_clients
         }
         epochs, steps = client_epochs[self._stack_clients[0]]
         client_pass = self.make_client_pass(training, state)
         state = vmap(client_pass.add_optimizer_state)(state)
-        step, step_ranges = self.make_stack_step(client_pass), self._split_steps_by_active_clients(training)
+        step, step_ranges = self.make_stack_step(client_pass), self._make_step_ranges(training)
         active: Flags | None = None
         epoch_groups = [[epoch] for epoch in epochs] if training.when is not None else [list(epochs)] if epochs else []
         for epoch_group in epoch_groups:
@@ -160,7 +162,7 @@ class StackRun:
     def make_batch_plan(self, training: Train, epochs: Sequence[int]) -> BatchPlan:
         """Make the plan of some epochs on the device."""
         clients, size = self._clients, self._get_batch_size(training)
-        num_steps = self._split_steps_by_active_clients(training)[-1].stop
+        num_steps = self._make_step_ranges(training)[-1].stop
         has_noise = needs_noise_key(self._algorithm, training, clients.transforms)
         tables = []
         for epoch in epochs:
@@ -199,7 +201,7 @@ class StackRun:
     def _get_batch_size(self, training: Train) -> int:
         return self._clients.resolve_batch_size(self._algorithm.federation.batch_size) * training.batches
 
-    def _split_steps_by_active_clients(self, training: Train) -> list[StepRange]:
+    def _make_step_ranges(self, training: Train) -> list[StepRange]:
         fixed_steps = (
             get_epochs_and_steps(self._algorithm, training, self._local_steps[client])[1]
             for client in self._stack_clients
@@ -273,7 +275,7 @@ class StackRun:
         def score_samples(client: State, *samples: Tensor) -> dict[str, Tensor]:
             batch = Batch(*samples)
             with activate_eval_mode(self._algorithm, client, batch.mask):
-                logits = compute_logits(self._algorithm, phase, client, batch.x, clients.classes)
+                logits = compute_client_logits(self._algorithm, phase, client, batch.x, clients.classes)
             losses = F.cross_entropy(logits, batch.y, reduction="none")
             losses = torch.where(samples[2] > 0, losses, 0)  # infinity times a mask of 0 would be NaN
             sums = {"classes": count_predictions_by_class(logits, batch), "loss": batch.sum(losses).double()}

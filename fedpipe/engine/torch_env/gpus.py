@@ -13,12 +13,12 @@ from typing import TextIO
 _gpu_locks: list[TextIO] = []  # locks of this process, which end with it
 
 
-def get_gpu_names(count: int) -> list[str]:
-    """Names on this machine of the GPUs that PyTorch sees. A job may see only some of them."""
-    visible_names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+def get_visible_gpu_ids(count: int) -> list[str]:
+    """Indices or UUIDs on this machine of the GPUs that PyTorch sees. A job may see only some of them."""
+    visible_ids = [gpu.strip() for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     return (
-        visible_names[:count]
-        if len(visible_names) >= count and all(visible_names)
+        visible_ids[:count]
+        if len(visible_ids) >= count and all(visible_ids)
         else [str(index) for index in range(count)]
     )
 

@@ -179,8 +179,8 @@ def test_class_distribution_distance_matches_hand_computed_value() -> None:
     ]
     rows += head_norms.make_norm_rows("received", 0, torch.ones(2, 2), [0, 8])
     table = pa.Table.from_pylist(rows, head_norms.SCHEMA)
-    assert head_norms.compute_class_distribution_distance(table) == pytest.approx((math.sqrt(2 * 0.25**2) + 0) / 2)
-    assert head_norms.compute_class_distribution_distance(table, "received") == pytest.approx(math.sqrt(0.5))
+    assert head_norms.compute_class_fraction_estimate_error(table) == pytest.approx((math.sqrt(2 * 0.25**2) + 0) / 2)
+    assert head_norms.compute_class_fraction_estimate_error(table, "received") == pytest.approx(math.sqrt(0.5))
 
 
 def test_head_norms_table_covers_all_models_of_run() -> None:
