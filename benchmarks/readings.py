@@ -97,7 +97,7 @@ def read_published_references(study: Path, paper: Paper) -> list[PublishedRefere
         table = paper.tables.get(match["table"]) if match else None
         row = table.rows.get(match["row"]) if table and match else None
         cell_id = paper.make_cell_id(match["table"], match["row"], names) if match and row else None
-        number = published.load_published().get(cell_id) if cell_id else None
+        number = published.load_published_numbers().get(cell_id) if cell_id else None
         if match is None or row is None or number is None:
             raise ValueError(f"{study}: '{line}' is not a published number. Use '# Published: TABLE, ROW, COLUMN'.")
         references.append(PublishedReference(match["label"] or row.method or "", point, number.text))

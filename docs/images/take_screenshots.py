@@ -104,7 +104,9 @@ def include_vega(page: Path) -> None:
 def take_terminal_screenshot(plan: Plan, folder: Path, image: Path) -> None:
     """Take a screenshot of `fedpipe status --watch` in a terminal of 80 x 24 characters."""
     console = Console(record=True, width=80, file=io.StringIO(), force_terminal=True)
-    console.print(status_table.render_progress_table(plan, *status.load_run_progress(plan), width=80, height=24))
+    console.print(
+        status_table.render_progress_table(plan, *status.load_progress_and_failures(plan), width=80, height=24)
+    )
     svg = re.sub(r"@font-face \{.*?\}", "", console.export_svg(title="fedpipe status --watch"), flags=re.DOTALL)
     page = folder / "terminal.html"  # without the fonts, which would be downloaded
     page.write_text(f"<!doctype html><style>body {{ margin: 0 }} svg {{ display: block }}</style>{svg}")
@@ -124,7 +126,7 @@ def take_screenshots(folder: Path, rounds: int) -> None:
         plan = Plan.read(Path("results/plan.json"))
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
             while process.poll() is None:
-                runs, failures = status.load_run_progress(plan)
+                runs, failures = status.load_progress_and_failures(plan)
                 if failures and sum(one.rounds for one in runs) > 0.6 * rounds * len(METHODS) * len(plan.seeds):
                     break
                 time.sleep(0.2)

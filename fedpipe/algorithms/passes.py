@@ -69,7 +69,7 @@ class Train:
         """The trained part, or the first of several."""
         return self.trained_parts[0]
 
-    def get_trained_tensors(self, client: State) -> Tensors:
+    def get_trained_part_tensors(self, client: State) -> Tensors:
         """Tensors of the trained part. With several parts, names have the part as a prefix."""
         if isinstance(self.group, str):
             tensors: Tensors = client[self.group]
@@ -77,7 +77,7 @@ class Train:
         return Tensors((f"{part}/{name}", value) for part in self.group for name, value in client[part].items())
 
     def replace_trained_tensors(self, client: State, tensors: Tensors) -> State:
-        """The client with new values of these trained tensors, which have the names of :meth:`get_trained_tensors`."""
+        """The client with new values of trained tensors with the names of :meth:`get_trained_part_tensors`."""
         if isinstance(self.group, str):
             return client | {self.group: client[self.group] | tensors}
         parts = {

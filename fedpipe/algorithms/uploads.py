@@ -19,7 +19,7 @@ class Uploads(Sequence[tuple[int, float, State]]):
         self.ids, self.weights = tuple(ids), tuple(weight / total for weight in weights)
         self.states = uploads  #: upload of each client
         #: Uploads with the weights of each part's last mean, and (None) of the last `with_weights`.
-        self._effective_uploads: dict[str | None, Uploads] = {}
+        self._uploads_by_part: dict[str | None, Uploads] = {}
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -45,17 +45,17 @@ class Uploads(Sequence[tuple[int, float, State]]):
         BatchNorm's running statistics get these weights, too, except in parts that you average later with other
         weights.
         """
-        uploads = self._effective_uploads[None] = self._derive_uploads(self.ids, weights, self.states)
+        uploads = self._uploads_by_part[None] = self._derive_uploads(self.ids, weights, self.states)
         return uploads
 
     def _derive_uploads(self, ids: Sequence[int], weights: Sequence[float], states: Sequence[State]) -> Uploads:
         uploads = Uploads(ids, weights, states)
-        uploads._effective_uploads = self._effective_uploads
+        uploads._uploads_by_part = self._uploads_by_part
         return uploads
 
-    def get_effective_uploads(self, part: str) -> Uploads:
+    def get_uploads_with_part_weights(self, part: str) -> Uploads:
         """The uploads with the weights that the method used for a part."""
-        return self._effective_uploads.get(part, self._effective_uploads.get(None, self))
+        return self._uploads_by_part.get(part, self._uploads_by_part.get(None, self))
 
     def mark(self, flags: Tensor) -> Tensor:
         """The flags of all clients, shape (N,), with 1 for the clients of these uploads."""
@@ -67,7 +67,7 @@ class Uploads(Sequence[tuple[int, float, State]]):
         BatchNorm's running statistics of the part get the weights of its last mean. If the layers of a part have
         different weights, average the ones with BatchNorm last.
         """
-        self._effective_uploads[part] = self
+        self._uploads_by_part[part] = self
         total = None
         for _, weight, upload in self:
             term = (upload[part] if names is None else upload[part].only(names)) * weight

@@ -153,13 +153,15 @@ def _encode_comparable_settings(plan: Plan, settings: dict[str, dict[str, Any]])
     fields = {name: value for name, value in select_reported_plan_fields(plan).items() if name not in derived_fields}
     fields |= {"tuning": fields["tuning"] | {"searches": None}} if plan.tuning else {}
     cells = [
-        json.dumps([cell.algorithm, cell.rounds, cell.grid, _remove_code_digests(settings[cell.key])], sort_keys=True)
+        json.dumps(
+            [cell.algorithm, cell.rounds, cell.grid, _select_comparable_settings(settings[cell.key])], sort_keys=True
+        )
         for cell in plan.cells
     ]
     return json.dumps([fields, sorted(cells)], sort_keys=True)
 
 
-def _remove_code_digests(settings: dict[str, Any]) -> dict[str, Any]:
+def _select_comparable_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """Remove digests of code and paths of files from a run's settings."""
     return {
         name: value for name, value in flatten_mapping(settings).items() if not {"origin", "code"} & {*name.split(".")}

@@ -95,13 +95,13 @@ def _compare_accuracies(first: RunFiles, second: RunFiles) -> list[str]:
     for protocol in dict.fromkeys(name for frame in frames for name in frame.index.get_level_values("protocol")):
         has_protocol = [protocol in frame.index.get_level_values("protocol") for frame in frames]
         if all(has_protocol):
-            lines.append(f"{protocol}: {_describe_first_difference(*(frame[protocol] for frame in frames))}")
+            lines.append(f"{protocol}: {_describe_first_accuracy_difference(*(frame[protocol] for frame in frames))}")
         else:
             lines.append(f"{protocol}: only {(first, second)[has_protocol.index(True)].path.name} measures it")
     return lines
 
 
-def _describe_first_difference(first: Any, second: Any) -> str:
+def _describe_first_accuracy_difference(first: Any, second: Any) -> str:
     """Describe the first round with different accuracies, which are series by round."""
     common_rounds = first.index.intersection(second.index)
     if not len(common_rounds):

@@ -96,7 +96,7 @@ class Results:
         Further columns are values that the method records.
         """
         with contextlib.chdir(self.folder):
-            return self._data.round_traffic
+            return self._data.round_summaries
 
     @cached_property
     def times(self) -> pd.DataFrame:
@@ -178,7 +178,7 @@ class Results:
     @cached_property
     def fairness(self) -> pd.DataFrame:
         """``mean``, ``std``, ``worst``, ``lowest`` of clients (`fedpipe.report.statistics.compute_fairness`)."""
-        return statistics.compute_fairness(self.clients, self._run_column_names)
+        return statistics.compute_fairness(self.clients, self._run_key_columns)
 
     def to_target(self, accuracy: float, protocol: str | None = None) -> pd.DataFrame:
         """Cost of reaching an accuracy: one row per run, with ``round`` and ``bytes`` (NaN if it was not reached).
@@ -207,7 +207,7 @@ class Results:
                 f"protocol: '{protocol}' is not measured in this study. {suggest_name(protocol, measured_protocols)}"
             )
         return statistics.compute_cost_to_target(
-            protocol_accuracies, self.traffic, self._run_column_names, accuracy
+            protocol_accuracies, self.traffic, self._run_key_columns, accuracy
         ).drop(columns="protocol")
 
     @cached_property
@@ -217,7 +217,7 @@ class Results:
             return self._data.statistics
 
     @property
-    def _run_column_names(self) -> list[str]:
+    def _run_key_columns(self) -> list[str]:
         return statistics.get_run_key_columns(self.plan)
 
     # -- single runs -------------------------------------------------------------------------------------------------

@@ -94,7 +94,11 @@ def load_model(
         The method has no such model.
     """
     shape = store.read_dataset_info(get_data_paths(run.settings)["data set"]).shape  # run.clients may have features
-    tensors = _get_global_model(run, round_number) if client is None else _get_personal_model(run, round_number, client)
+    tensors = (
+        _compute_global_model(run, round_number)
+        if client is None
+        else _compute_personal_model(run, round_number, client)
+    )
     model_family, algorithm = cast(Model, run.settings.build_model()), cast(Algorithm, run.settings.build_algorithm())
     with seed_generator(run.algorithm.net.entropy):  # constants that the network draws
         network = algorithm.adapt(model_family.build_initial_network(shape, run.clients.classes))
@@ -122,7 +126,7 @@ def load_model(
     return FittedNetwork(network, class_names, provenance).eval()
 
 
-def _get_global_model(run: Run, round_number: int) -> Tensors:
+def _compute_global_model(run: Run, round_number: int) -> Tensors:
     label = run.files.path.parent.name
     global_model = contract.compute_global_model(run.algorithm, run.load_server_state(round_number))
     if global_model is None:
@@ -135,7 +139,7 @@ def _get_global_model(run: Run, round_number: int) -> Tensors:
     return global_model
 
 
-def _get_personal_model(run: Run, round_number: int, client: int) -> Tensors:
+def _compute_personal_model(run: Run, round_number: int, client: int) -> Tensors:
     task = run.make_task("receive", round_number + 1, [client], ["global"], samples_round=round_number)
     algorithm, clients = run.algorithm, run.clients
     if run.new_clients and client in run.new_clients.clients.ids:

@@ -17,7 +17,9 @@ def get_class_names(dataset: str) -> tuple[str, ...]:
     """Names of the classes of a stored data set."""
     from fedpipe.data import class_names, store
 
-    return class_names.get_class_names(dataset, store.read_dataset_info(layout.get_dataset_path(dataset)).classes)
+    return class_names.read_class_names_or_numbers(
+        dataset, store.read_dataset_info(layout.get_dataset_path(dataset)).classes
+    )
 
 
 def require_stored_state(files: RunFiles, round_number: int, client: int | None = None) -> None:

@@ -72,7 +72,7 @@ def summarize_verification(verification_results: list[VerificationResult]) -> st
     return ". ".join([f"All verified: {', '.join(count_texts)}", *notes])
 
 
-def verify_hashes(files: RunFiles, keep_models: str | int = "last") -> VerificationResult:
+def verify_run_files(files: RunFiles, keep_models: str | int = "last") -> VerificationResult:
     """Hash every file of a run, its partition and its data set, and merge its rounds again.
 
     States that `artifacts.keep_models` has pruned may be missing. Their hashes remain recorded. If a state is missing
@@ -144,7 +144,7 @@ def verify_partition(key: str) -> VerificationResult:
     return VerificationResult(f"{path}: {message}", is_same, "partition")
 
 
-def recompute_random_round(files: RunFiles, rng: random.Random) -> VerificationResult:
+def replay_random_round(files: RunFiles, rng: random.Random) -> VerificationResult:
     """Repeat one round, drawn from those whose previous states exist, and compare all bits."""
     candidates = [
         number
@@ -192,7 +192,7 @@ def verify_runs(
     intact_paths: list[Path] = []
     for path in paths:
         try:
-            result = verify_hashes(RunFiles(path), keep_models)
+            result = verify_run_files(RunFiles(path), keep_models)
         except UserError as error:
             result = VerificationResult(f"{path}: {error}", False)
         if result.is_ok:
@@ -214,7 +214,7 @@ def verify_runs(
         *rng.sample(same_code_paths, min(rerun_count, len(same_code_paths))),
     ]:
         try:
-            yield recompute_random_round(RunFiles(path), rng)
+            yield replay_random_round(RunFiles(path), rng)
         except UserError as error:
             yield VerificationResult(f"{path}: {error}", False)
 

@@ -130,7 +130,7 @@ def run_segment(
     ):
         run = _open_run(path, threads, device, stack, graphs, keep_models)
         typer.echo(f"{path}: {run.describe_executor_and_device()}")
-        rounds = callback_list.call_hooks_after_rounds(run.run_segment(stop))
+        rounds = callback_list.iterate_rounds_with_hooks(run.run_segment(stop))
         typer.echo(f"{path}: {next(rounds)} of {stop} rounds are complete")
         for number in rounds:
             typer.echo(f"{path}: round {number} of {stop}")
@@ -254,10 +254,10 @@ def rank_draws(
 
         new_plan = planner.make_plan(params, preset)
         contents.require_unchanged_search(new_plan, study_plan.search_digest)
-        rung = tuning.rank_rung(new_plan, rounds, lambda index, *draw: new_plan.draw_planners[index](*draw))
+        rung = tuning.compute_rung_result(new_plan, rounds, lambda index, *draw: new_plan.draw_planners[index](*draw))
         planner.write_job_files(new_plan)
     else:
-        rung = tuning.rank_rung(study_plan, rounds)
+        rung = tuning.compute_rung_result(study_plan, rounds)
     write_bytes(study_plan.study_files.get_rung_result_path(rounds), encode_rung(rung))
     write_winner_settings(study_plan)
 

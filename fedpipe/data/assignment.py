@@ -136,11 +136,13 @@ def assign_samples(
         else:
             _require_disjoint_clients(sample, "dataset.split: 'pooled'", "tests", "'official'")
             test_indices = test_client = np.empty(0, dtype=np.int64)
-            sample_split[_draw_held_out_samples(client, groups, num_clients, test_fraction, seed, "split")] = "test"
+            sample_split[_draw_evaluation_sample_mask(client, groups, num_clients, test_fraction, seed, "split")] = (
+                "test"
+            )
         if validation_fraction:
             _require_disjoint_clients(sample, f"dataset.validation_fraction: {validation_fraction}", "validates", "0")
         (train,) = (sample_split == "train").nonzero()
-        is_validation = _draw_held_out_samples(
+        is_validation = _draw_evaluation_sample_mask(
             client[train], groups[train], num_clients, validation_fraction, seed, "validation"
         )
         sample_split[train[is_validation]] = "validation"
@@ -165,7 +167,7 @@ def assign_samples(
     )
 
 
-def list_client_values(
+def list_client_column_values(
     scheme: ColumnScheme,
     labels: Integers,
     test: npt.NDArray[np.bool_],
@@ -379,12 +381,12 @@ def _assign_test_samples_by_value(
     return owner
 
 
-def _draw_held_out_samples(
+def _draw_evaluation_sample_mask(
     client: Integers, groups: Integers, num_clients: int, fraction: float, seed: int, purpose: str
 ) -> npt.NDArray[np.bool_]:
     """Mask of the samples that each client sets aside: a random fraction, in proportion to its groups."""
     exact_fraction = Fraction(str(fraction))  # exact: 0.29 of 100 is 29, but 28 with binary floats
-    held_out = np.zeros(len(client), dtype=np.bool_)
+    is_evaluation_sample = np.zeros(len(client), dtype=np.bool_)
     for number, members in enumerate(_group_by_client(np.arange(len(client)), client, num_clients)):
         generator = rng.make_generator(seed, purpose, client=number)
         shuffled = generator.permutation(members)
@@ -392,8 +394,8 @@ def _draw_held_out_samples(
         counts = np.bincount(group, minlength=len(group_labels))
         quotas = apportion_count(math.floor(exact_fraction * len(members)), counts, generator.random(len(group_labels)))
         for index, quota in enumerate(quotas):
-            held_out[shuffled[group == index][:quota]] = True
-    return held_out
+            is_evaluation_sample[shuffled[group == index][:quota]] = True
+    return is_evaluation_sample
 
 
 def select_sample_subset(labels: Integers, test: npt.NDArray[np.bool_], count: int) -> Integers:

@@ -28,7 +28,7 @@ CLASS_NAMES = {
 }
 
 
-def get_class_names(dataset: str, count: int) -> tuple[str, ...]:
+def read_class_names_or_numbers(dataset: str, count: int) -> tuple[str, ...]:
     """Class names of a stored data set, or the class numbers if it has no names.
 
     Parameters

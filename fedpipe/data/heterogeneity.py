@@ -33,7 +33,7 @@ class HeterogeneitySummary(NamedTuple):
 
     @classmethod
     def from_table(cls, table: pa.Table) -> HeterogeneitySummary:
-        """Read the measures from the metadata of :func:`summarize_clients`."""
+        """Read the measures from the metadata of :func:`make_heterogeneity_table`."""
         return cls(*(float(table.schema.metadata[name.encode()]) for name in cls._fields))
 
     def __str__(self) -> str:
@@ -79,7 +79,7 @@ def compute_gini(sizes: Integers) -> float:
     return float(((2 * ranks - n - 1) * sorted_sizes).sum() / (n * sorted_sizes.sum()))
 
 
-def summarize_clients(counts: Integers) -> pa.Table:
+def make_heterogeneity_table(counts: Integers) -> pa.Table:
     """Table with one row per client.
 
     Returns

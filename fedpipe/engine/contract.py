@@ -257,7 +257,7 @@ def _validate_model(algorithm: Algorithm, hook: str, result: Any) -> Tensors:
 
 def validate_trained_names(algorithm: Algorithm, training: Train, names: Sequence[str], client: State) -> None:
     """Require that the trained part has the trained tensors ``names`` of a pass."""
-    known_names = training.get_trained_tensors(client)
+    known_names = training.get_trained_part_tensors(client)
     if unknown_name := next((name for name in names if name not in known_names), None):
         raise SettingsError(
             f"{get_algorithm_name(algorithm)}: `only` of a Train pass has '{unknown_name}', which is not in "
@@ -275,7 +275,7 @@ def validate_pull_target(algorithm: Algorithm, training: Train, names: Sequence[
     """
     if training.pull is None:
         return
-    target_part, trained_tensors = training.pull.to, training.get_trained_tensors(client)
+    target_part, trained_tensors = training.pull.to, training.get_trained_part_tensors(client)
     target, problem = client.get(target_part), ""
     if target_part not in client:
         problem = f"the client has no '{target_part}'"

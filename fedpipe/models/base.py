@@ -328,12 +328,12 @@ class FunctionalNetwork:
         A ``teacher`` is always in evaluation mode. If each client has its own statistics, the teacher uses those from
         the start of the client's round.
         """
-        with self.mode.eval_mode() if teacher else nullcontext():
+        with self.mode.evaluate_teacher() if teacher else nullcontext():
             return self._call_module("", {**self.mode.buffers, **model}, x)
 
     def features(self, model: Tensors, x: Tensor, *, teacher: bool = False) -> Tensor:
         """Features of the inputs, shape (B, d). The model may lack the head's tensors."""
-        with self.mode.eval_mode() if teacher else nullcontext():
+        with self.mode.evaluate_teacher() if teacher else nullcontext():
             tensors = {**self.mode.buffers, **model}
             return self._call_module("body", _select_part(tensors, "body."), x).flatten(1)
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fedpipe.core.noise import generate_uniform, generate_uniform_in_chunks, mix_bits
 
-LARGE_KERNEL = 2**20  #: number of weights of a large convolution
+MAX_CHANNELS_LAST_WEIGHTS = 2**20  #: number of weights of a large convolution
 CALL_STRIDE = 2**40  #: distance of the keys of a layer's successive calls
 NORMALIZATION_LAYERS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
@@ -68,7 +68,7 @@ class Mode:
             vars(self).update(previous)
 
     @contextmanager
-    def eval_mode(self) -> Iterator[None]:
+    def evaluate_teacher(self) -> Iterator[None]:
         """Evaluate a teacher within the block, with its own statistics."""
         previous = self.training, self.buffers
         self.training, self.buffers = False, self.teacher_buffers
@@ -115,14 +115,14 @@ class BatchNorm(nn.Module):
         mode = self._mode
         if self.track and not mode.training:
             x = x.to(self.running_mean.dtype)  # in a stack, images and statistics need the same precision
-            return _normalize(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+            return _call_batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
         if mode.mask is None and x.numel() > x.shape[1]:
-            return self._normalize_by_kernel(x)
+            return self._normalize_without_padding(x)
         axes = [axis for axis in range(x.dim()) if axis != 1]
         if mode.mask is None:  # the kernel rejects a single value per channel
             variance, mean = torch.var_mean(x, axes, correction=0)
             if self.track:
-                self._store_statistics(*self._get_running_statistics())
+                self._record_running_statistics(*self._get_running_statistics())
         else:
             sample_mask = mode.mask.reshape(-1, *(1,) * (x.dim() - 1))
             total = mode.mask.sum() * (x[0, 0].numel())
@@ -136,19 +136,19 @@ class BatchNorm(nn.Module):
             return y
         return y * _broadcast_channels(self.weight, x) + _broadcast_channels(self.bias, x)
 
-    def _normalize_by_kernel(self, x: Tensor) -> Tensor:
+    def _normalize_without_padding(self, x: Tensor) -> Tensor:
         """Normalize without padding by PyTorch's kernel, which updates copies of the running statistics."""
         mean, variance = (value.clone() for value in self._get_running_statistics()) if self.track else (None, None)
-        y = _normalize(x, mean, variance, self.weight, self.bias, True, self.momentum, self.eps)
+        y = _call_batch_norm(x, mean, variance, self.weight, self.bias, True, self.momentum, self.eps)
         if mean is not None and variance is not None:
-            self._store_statistics(mean, variance)
+            self._record_running_statistics(mean, variance)
         return y
 
     def _update_statistics(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
         fraction = self.momentum * (count > 1).to(mean.dtype)
         unbiased = variance * count / (count - 1).clamp(min=1)
         old_mean, old_variance = self._get_running_statistics()
-        self._store_statistics(
+        self._record_running_statistics(
             old_mean + fraction * (mean - old_mean), old_variance + fraction * (unbiased - old_variance)
         )
 
@@ -161,14 +161,14 @@ class BatchNorm(nn.Module):
         )
         return mean, variance
 
-    def _store_statistics(self, mean: Tensor, variance: Tensor) -> None:
+    def _record_running_statistics(self, mean: Tensor, variance: Tensor) -> None:
         self._mode.recorded_buffers += [
             BufferRecord(f"{self._name}.running_mean", self.running_mean, mean),
             BufferRecord(f"{self._name}.running_var", self.running_var, variance),
         ]
 
 
-def _normalize(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
+def _call_batch_norm(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
     """Call ``F.batch_norm``, by rows if its channels-last kernel would be slow.
 
     On a CPU that kernel loads 8 channels at once and handles a rest one by one. So 6 channels take nine times as
@@ -271,7 +271,7 @@ def replace_stateful_layers(module: nn.Module, mode: Mode, track: bool) -> nn.Mo
             replacements[layer] = Dropout(layer.p, index, mode, axes)
         elif isinstance(layer, nn.AdaptiveAvgPool2d) and layer.output_size not in (1, (1, 1)):
             replacements[layer] = AdaptiveAvgPool2d(layer.output_size)
-        elif isinstance(layer, nn.Conv2d) and has_large_kernels(layer.weight):
+        elif isinstance(layer, nn.Conv2d) and has_many_kernel_weights(layer.weight):
             layer.register_forward_pre_hook(_make_contiguous)
         elif isinstance(layer, (nn.LayerNorm, nn.GroupNorm)) and layer.weight is not None:
             layer.register_forward_pre_hook(_cast_to_weight_dtype)
@@ -282,12 +282,12 @@ def replace_stateful_layers(module: nn.Module, mode: Mode, track: bool) -> nn.Mo
     return module
 
 
-def has_large_kernels(kernels: Tensor) -> bool:
+def has_many_kernel_weights(kernels: Tensor) -> bool:
     """Whether a convolution has so many weights that it is slower on a CPU with channels last.
 
     It takes twice as long with the 512 channels of ResNet-18 on 2x2 pixels, 1.4 times on 4x4, and as long on 8x8.
     """
-    return kernels.numel() > LARGE_KERNEL
+    return kernels.numel() > MAX_CHANNELS_LAST_WEIGHTS
 
 
 def _make_contiguous(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -164,7 +164,7 @@ def compare_with_published_cells(measured_cells: Mapping[CellId, MeasuredCell], 
     columns = _group_numbers_by_column({} if preset == "smoke" else all_measured)
     cells = {}
     for cell_id in list_all_cell_ids():
-        pair = published.load_published().get(cell_id), all_measured.get(cell_id)
+        pair = published.load_published_numbers().get(cell_id), all_measured.get(cell_id)
         spread = _pool_standard_deviations(*columns.get(_get_column_key(cell_id), ({}, {})))
         cells[cell_id] = ComparedCell(
             cell_id, *pair, _compute_cell_verdict(*pair, spread) if preset == "full" else None
@@ -175,7 +175,7 @@ def compare_with_published_cells(measured_cells: Mapping[CellId, MeasuredCell], 
 def encode_comparison_csv(comparison: PaperComparison) -> bytes:
     """A row for each published number, in the order of `published.csv`, with the columns `CSV_COLUMNS`."""
     rows = []
-    for cell_id, number in published.load_published().items():
+    for cell_id, number in published.load_published_numbers().items():
         cell = comparison.cells[cell_id]
         ours = cell.measured_number or RunMean(math.nan)
         keys = " ".join(cell.measurement.keys) if cell.measurement else ""
@@ -190,14 +190,14 @@ def list_all_cell_ids() -> list[CellId]:
     """The ids of all cells, published ones first."""
     papers = layouts.load_papers().values()
     cell_ids = [cell_id for paper in papers for name in paper.tables for cell_id in paper.iterate_cell_ids(name)]
-    return list(dict.fromkeys([*published.load_published(), *cell_ids]))
+    return list(dict.fromkeys([*published.load_published_numbers(), *cell_ids]))
 
 
 def list_table_cell_ids(paper: Paper, table_name: str) -> list[CellId]:
     """List the ids of a table's cells. A table of settings has only those that the paper fills."""
     if table_name == layouts.TEXT_TABLE:
         return [paper.make_prose_number_id(text) for text in paper.text]
-    table, published_numbers = paper.tables[table_name], published.load_published()
+    table, published_numbers = paper.tables[table_name], published.load_published_numbers()
     is_sparse = table.metric == "hyperparameter"
     return [cell_id for cell_id in paper.iterate_cell_ids(table_name) if cell_id in published_numbers or not is_sparse]
 
@@ -233,7 +233,7 @@ def _compute_cell_verdict(
         table = layouts.load_papers()[number.cell_id.paper].tables.get(number.cell_id.table)
         partition_std = table.partition_std.get(number.cell_id.column) if table else None
         partition_spread = Spread(partition_std, PARTITION_STD_DF) if partition_std else None
-        target = cell.add_sampling_error(_get_published_number(number))
+        target = cell.add_sampling_error(_make_run_mean(number))
         contrast = contrasts.compute_contrast(cell.add_sampling_error(cell.number), target, spread, partition_spread)
         return None if contrast.low is None else Verdict(contrast.sign == "?", contrast)
     if number.status == "failed":
@@ -245,7 +245,7 @@ def _compute_cell_verdict(
     return None
 
 
-def _get_published_number(number: PublishedNumber) -> RunMean:
+def _make_run_mean(number: PublishedNumber) -> RunMean:
     return RunMean(cast(float, number.mean), number.std, number.runs)
 
 
@@ -258,10 +258,10 @@ def _group_numbers_by_column(
 ) -> dict[ColumnKey, tuple[dict[str, RunMean], dict[str, RunMean]]]:
     """The targets of each column by row, and the measured numbers of these rows."""
     columns: dict[ColumnKey, tuple[dict[str, RunMean], dict[str, RunMean]]] = {}
-    for cell_id, number in published.load_published().items():
+    for cell_id, number in published.load_published_numbers().items():
         if number.status == "target":
             targets, ours = columns.setdefault(_get_column_key(cell_id), ({}, {}))
-            targets[cell_id.row] = _get_published_number(number)
+            targets[cell_id.row] = _make_run_mean(number)
             if (cell := measured_cells.get(cell_id)) and (comparable_number := cell.comparable_number):
                 ours[cell_id.row] = comparable_number
     return columns

@@ -43,7 +43,7 @@ def measure_paper_cells(paper: Paper, find_study: StudyFinder) -> dict[CellId, M
 def _measure_cell(paper: Paper, table: Table, cell_id: CellId, find_study: StudyFinder) -> MeasuredCell:
     method, column = table.rows[cell_id.row].method or "", cell_id.column
     if cell_id.metric == "server_memory_million_parameters":
-        return MeasuredCell(RunMean(_count_stored_server_elements(method, int(column)), runs=1))
+        return MeasuredCell(RunMean(_count_million_server_elements(method, int(column)), runs=1))
     study = find_study(table.study) if table.study else None
     original = paper.find_original_cell(cell_id)
     if original and study and not study.get_cells(method, column):  # a column of another table's study
@@ -140,7 +140,7 @@ def _measure_communication_cost(study: PaperStudy, method: str, parameter: str) 
 
 
 @functools.cache
-def _count_stored_server_elements(method_name: str, num_classes: int) -> float:
+def _count_million_server_elements(method_name: str, num_classes: int) -> float:
     """Millions of elements that the server stores for ResNet-18, without those that name classes and distributions."""
     from fedpipe.models.resnet18 import ResNet18
     from fedpipe.papers.server_memory import count_server_elements

@@ -122,8 +122,8 @@ def _build_template_environment() -> jinja2.Environment:
     return web_pages.build_template_environment(
         Path(__file__).parent,
         "page.css",
-        *(check_main_claim, comparison.compute_claim_checks, get_compared_cells, summarize_tables),
-        *(format_contrast, format_number, get_cell_anchor, get_figure_path, make_url_slug),
+        *(summarize_main_claim, comparison.compute_claim_checks, get_compared_cells, summarize_tables),
+        *(format_contrast, format_run_mean, get_cell_anchor, get_figure_path, make_url_slug),
         papers=layouts.load_papers(),
         DASH=DASH,
         HERE=HERE,
@@ -161,7 +161,7 @@ def _format_mean(values: list[float]) -> str:
     return f"{np.mean(values):.2f}".replace("-", "−") if values else DASH
 
 
-def check_main_claim(paper: Paper, paper_comparison: PaperComparison) -> ClaimSummary:
+def summarize_main_claim(paper: Paper, paper_comparison: PaperComparison) -> ClaimSummary:
     """A paper's main claim: in how many columns the paper and we find it, by how much, and whether it is reproduced."""
     table, claim = paper.main_claim
     checks = comparison.compute_claim_checks(paper, table, claim, paper_comparison)
@@ -190,7 +190,7 @@ def get_compared_cells(paper: Paper, table: str, paper_comparison: PaperComparis
     return {cell_id: paper_comparison.cells[cell_id] for cell_id in comparison.list_table_cell_ids(paper, table)}
 
 
-def format_number(number: RunMean, decimals: int | None = None) -> str:
+def format_run_mean(number: RunMean, decimals: int | None = None) -> str:
     """A mean with its standard deviation."""
     if not math.isfinite(number.mean):
         return "not finite"

@@ -50,7 +50,7 @@ class PublishedNumber:
 
 
 @functools.cache
-def load_published() -> dict[CellId, PublishedNumber]:
+def load_published_numbers() -> dict[CellId, PublishedNumber]:
     """All published numbers by their positions, in the order of the papers."""
     with resources.files(__package__).joinpath("published.csv").open(encoding="utf-8") as file:
         frame = pd.read_csv(file, dtype=str, keep_default_na=False)

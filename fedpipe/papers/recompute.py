@@ -155,7 +155,7 @@ def recompute_round(drawn_round: DrawnRound) -> Recomputation:
         _select_accuracies_of_round(stored_run.accuracies_by_round, drawn_round.round),
         _select_accuracies_of_round(frame, drawn_round.round),
         (
-            *stored_run.list_changed_parts(current_digests),
+            *stored_run.list_code_and_sample_changes(current_digests),
             *_list_environment_changes(stored_run, run.get_environment()),
         ),
     )
@@ -181,7 +181,7 @@ def _select_accuracies_of_round(accuracies: pd.DataFrame, round_number: int) -> 
     """The accuracies of a round by protocol, in the stored digits."""
     rows = accuracies[accuracies["round"] == round_number]
     return {
-        protocol: float(stored_runs.format_accuracy(value))
+        protocol: float(stored_runs.format_stored_accuracy(value))
         for protocol, value in zip(rows["protocol"], rows["accuracy"], strict=True)
     }
 

@@ -73,7 +73,7 @@ def record_runs_of_study(plan: Plan, commit: str) -> Recorded | None:
     added = sum(run_store.add_run(make_stored_run(plan, run_cells, commit)) for run_cells in cells.values())
     if added:
         run_store.write()
-    return Recorded(f"{stored_runs.get_runs_path(plan.params)}: {added} added, {len(run_store.runs)} stored")
+    return Recorded(f"{stored_runs.get_stored_runs_path(plan.params)}: {added} added, {len(run_store.runs)} stored")
 
 
 def make_stored_run(plan: Plan, cells: list[Cell], commit: str) -> StoredRun:

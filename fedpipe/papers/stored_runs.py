@@ -54,7 +54,7 @@ class AccuracyCurve:
             average=average,
             test_samples=test_samples,
             rounds=format_rounds(accuracies["round"].tolist()),
-            accuracies=" ".join(map(format_accuracy, accuracies["accuracy"])),
+            accuracies=" ".join(map(format_stored_accuracy, accuracies["accuracy"])),
         )
 
     def to_frame(self) -> pd.DataFrame:
@@ -122,7 +122,7 @@ class StoredRun:
         code = {name: getattr(self, f"{name.split()[0]}_code") for name in (*COMPONENT_SECTIONS, SHARED_CODE)}
         return {**code, SAMPLES: self.samples}
 
-    def list_changed_parts(self, current_digests: Mapping[str, str]) -> list[str]:
+    def list_code_and_sample_changes(self, current_digests: Mapping[str, str]) -> list[str]:
         """What differs now: components by their code, and the samples, compared with the current digests."""
         return [
             DIGEST_LABELS[name]
@@ -133,7 +133,7 @@ class StoredRun:
     def describe_origin(self, current_digests: Mapping[str, str]) -> str:
         """Describe the commit, the date, and what differs now."""
         origin = f"stored, computed on {self.date} by the code of commit {self.commit or 'unknown'}"
-        changes = self.list_changed_parts(current_digests)
+        changes = self.list_code_and_sample_changes(current_digests)
         return f"{origin}. Different now: {', '.join(changes)}" if changes else origin
 
 
@@ -156,7 +156,7 @@ class RunStore:
         ArtifactError
             A file is damaged. The message contains its line.
         """
-        runs_path, accuracies_path = get_runs_path(study), get_accuracies_path(study)
+        runs_path, accuracies_path = get_stored_runs_path(study), get_stored_accuracies_path(study)
         curves: dict[str, dict[tuple[str, ...], int]] = {}
         for line, (run_id, *values) in _read_csv_lines(accuracies_path, AccuracyCurve):
             curves.setdefault(run_id, {}).setdefault(tuple(values), line)
@@ -199,30 +199,30 @@ class RunStore:
         """Write both files."""
         lines = [[run.id, *format_csv_fields(run).values()] for run in self.runs]
         curves = [[run.id, *format_csv_fields(curve).values()] for run in self.runs for curve in run.curves]
-        write_bytes(get_accuracies_path(self.study), _encode_csv(AccuracyCurve, curves))
-        write_bytes(get_runs_path(self.study), _encode_csv(StoredRun, lines))
+        write_bytes(get_stored_accuracies_path(self.study), _encode_csv(AccuracyCurve, curves))
+        write_bytes(get_stored_runs_path(self.study), _encode_csv(StoredRun, lines))
 
 
-def compute_largest_difference(run: FinishedRun, other: FinishedRun) -> float:
+def compute_largest_accuracy_difference(run: FinishedRun, other: FinishedRun) -> float:
     """The largest difference of the accuracies of two runs with the same settings, in their stored digits.
 
     It is 0 if the runs have no common round with the same protocol.
     """
     first, second = (
         each.accuracies_by_round.set_index(["protocol", "round"])["accuracy"].map(
-            lambda value: float(format_accuracy(value))
+            lambda value: float(format_stored_accuracy(value))
         )
         for each in (run, other)
     )
     return float(max((first - second).abs().dropna(), default=0.0))
 
 
-def get_runs_path(study: Path) -> Path:
+def get_stored_runs_path(study: Path) -> Path:
     """The file with a line per stored run of a study."""
     return study.parent / FOLDER / f"{study.stem}.runs.csv"
 
 
-def get_accuracies_path(study: Path) -> Path:
+def get_stored_accuracies_path(study: Path) -> Path:
     """The file with the accuracies of the stored runs of a study."""
     return study.parent / FOLDER / f"{study.stem}.accuracies.csv"
 
@@ -242,7 +242,7 @@ def get_code_and_sample_digests(settings: Mapping[str, Any], shared_code: str) -
     return {**code, SHARED_CODE: shared_code, SAMPLES: str(settings["dataset"]["sha256"])[:12]}
 
 
-def format_accuracy(accuracy: float) -> str:
+def format_stored_accuracy(accuracy: float) -> str:
     """Format an accuracy with six significant digits, which distinguish one of 100,000 samples."""
     return f"{accuracy:.6g}"
 

@@ -89,7 +89,8 @@ class PaperStudy:
         notes = [
             f"differs by up to {100 * difference:.2f} points from the stored run of commit {other.commit}, {other.date}"
             for other in others
-            if isinstance(other, StoredRun) and (difference := stored_runs.compute_largest_difference(run, other))
+            if isinstance(other, StoredRun)
+            and (difference := stored_runs.compute_largest_accuracy_difference(run, other))
         ]
         return "; ".join([origin, *notes])
 
@@ -98,7 +99,7 @@ class PaperStudy:
         current_digests = self._get_current_digests(cell)
         settings = stored_runs.compute_settings_digest(self.read_settings(cell))
         runs = run_store.find_runs(settings, cell.rounds, self.plan.report.average)
-        return sorted(runs, key=lambda run: bool(run.list_changed_parts(current_digests)))
+        return sorted(runs, key=lambda run: bool(run.list_code_and_sample_changes(current_digests)))
 
     def _get_current_digests(self, cell: Cell) -> dict[str, str]:
         return stored_runs.get_code_and_sample_digests(
@@ -112,7 +113,7 @@ class PaperStudy:
         return pd.concat([self.get_run(cell).accuracies_by_round.assign(run=run) for run, cell in cells.items()])
 
     @cached_property
-    def _measured_percentages_by_run(self) -> dict[Any, float]:
+    def _reported_accuracies_by_run(self) -> dict[Any, float]:
         report = self.plan.report
         scores = self.accuracies.rename(columns={"accuracy": "score"}).assign(metric="accuracy")
         frame = results.compute_reported_scores(scores, report.round, report.last_k)
@@ -120,14 +121,14 @@ class PaperStudy:
 
     def get_accuracy(self, cell: Cell) -> float | None:
         """The accuracy in percent that the study's table shows of a cell. None if the method has no such model."""
-        return self._measured_percentages_by_run.get((_format_run_id(cell), self.get_protocol(cell.algorithm)))
+        return self._reported_accuracies_by_run.get((_format_run_id(cell), self.get_protocol(cell.algorithm)))
 
     def get_selection_accuracy(self, cell: Cell) -> float:
         """The accuracy by which the best value of a grid is chosen: on test or validation samples."""
         protocol = self.get_protocol(cell.algorithm)
         if self.plan.report.best_on == "validation":
             protocol = base.convert_to_validation_protocol(protocol)
-        return self._measured_percentages_by_run.get((_format_run_id(cell), protocol), -math.inf)
+        return self._reported_accuracies_by_run.get((_format_run_id(cell), protocol), -math.inf)
 
     def load_curve(self, cell: Cell) -> pd.DataFrame:
         """A cell's accuracies by round, ``x``, as ``value`` in percent."""
@@ -175,7 +176,7 @@ class PaperStudy:
 
     @cached_property
     def _failed_jobs(self) -> list[status.Failure]:
-        return status.load_run_progress(self.plan)[1]
+        return status.load_progress_and_failures(self.plan)[1]
 
     def _describe_failure(self, run: PlannedRun) -> str:
         """The last line of the failed job of a run, or of its data or partition."""

@@ -32,7 +32,7 @@ def partition_dataset(key: str) -> Path:
     samples = store.load_samples(dataset_path, files.read_recorded_sha256(dataset_path))
     table = make_assignment_table(settings, samples)
     counts = Assignment.from_table(table).class_counts
-    tables = {layout.get_heterogeneity_path(key): heterogeneity.summarize_clients(counts), path: table}
+    tables = {layout.get_heterogeneity_path(key): heterogeneity.make_heterogeneity_table(counts), path: table}
     hashes = {
         table_path.name: files.write_parquet(table_path, table_content) for table_path, table_content in tables.items()
     }

@@ -64,12 +64,12 @@ class CallbackList:
                 "end_round", self._run, round_number, read_round_accuracies(self._files, round_number)
             )
 
-    def call_hooks_after_rounds(self, numbers: Iterator[int]) -> Iterator[int]:
-        """Pass on the numbers of a segment (complete rounds first, then each new round) and call the callbacks."""
-        completed_rounds = next(numbers)
+    def iterate_rounds_with_hooks(self, round_numbers: Iterator[int]) -> Iterator[int]:
+        """Pass on the rounds of a segment (complete rounds first, then each new round) and call the callbacks."""
+        completed_rounds = next(round_numbers)
         self.call_begin_run_hooks(completed_rounds)
         yield completed_rounds
-        for number in numbers:
+        for number in round_numbers:
             self.call_end_round_hooks(number)
             yield number
 

@@ -43,7 +43,7 @@ def build_plot_data_files(data: StudyData) -> FileContents:
 
     frames = {
         "clients": plots.build_client_accuracies(data),
-        "matrices": plots.build_matrix_cells(data),
+        "matrices": plots.build_matrix_entries(data),
         "partition": plots.build_partition_counts(data),
     }
     return {
@@ -167,7 +167,7 @@ def render_partial_results(plan: Plan, output_format: TableFormat = "markdown") 
     complete_cells = _get_complete_cells(plan)
     if len(complete_cells) == len(plan.cells) and not plan.is_searching:
         return ""
-    runs, failures = status.load_run_progress(plan.add_search_results(has_draws=True))
+    runs, failures = status.load_progress_and_failures(plan.add_search_results(has_draws=True))
     prefix = COMMENT_PREFIXES[output_format]
     failure_lines = [f"{prefix}{line}" for failure in failures for line in failure.format_line().splitlines()]
     if not complete_cells:

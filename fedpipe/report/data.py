@@ -69,15 +69,17 @@ class StudyData:
         return self.concatenate_cell_frames(lambda cell: scores_by_run[cell.merged_files])
 
     @cached_property
-    def round_traffic(self) -> pd.DataFrame:
+    def round_summaries(self) -> pd.DataFrame:
         """Traffic by round: ``participants``, ``left_out`` updates, mean bytes of one, and the methods' own metrics."""
-        return self.concatenate_cell_frames(lambda cell: self._rounds_by_run[cell.merged_files])
+        return self.concatenate_cell_frames(lambda cell: self._round_summaries_by_run[cell.merged_files])
 
     @cached_property
     def mean_traffic(self) -> pd.DataFrame:
         """Mean bytes that a participant receives and sends in a round, one row per cell."""
         return self.build_frame_with_cell_rows(
-            lambda cell: {name: self._rounds_by_run[cell.merged_files][name].mean() for name in TRAFFIC_COLUMNS}
+            lambda cell: {
+                name: self._round_summaries_by_run[cell.merged_files][name].mean() for name in TRAFFIC_COLUMNS
+            }
         )
 
     @cached_property
@@ -88,7 +90,7 @@ class StudyData:
         """
 
         def summarize_divergence(cell: Cell) -> dict[str, int]:
-            rounds = self._rounds_by_run[cell.merged_files]
+            rounds = self._round_summaries_by_run[cell.merged_files]
             diverged = rounds["round"][rounds["left_out"] == rounds["participants"]]
             return {"left_out": int(rounds["left_out"].sum()), "diverged": int(min(diverged, default=0))}
 
@@ -210,9 +212,9 @@ class StudyData:
     def table_row_keys(self) -> list[tuple[Hashable, ...]]:
         """Rows of the pivoted table, as algorithm and grid values: all, or the best of some lists.
 
-        See :func:`fedpipe.report.results.select_best_rows`.
+        See :func:`fedpipe.report.results.select_table_row_keys`.
         """
-        return results.select_best_rows(self.plan, self._reported_round_rows)
+        return results.select_table_row_keys(self.plan, self._reported_round_rows)
 
     @property
     def _reported_round_rows(self) -> pd.DataFrame:
@@ -229,7 +231,7 @@ class StudyData:
     def statistics(self) -> pd.DataFrame:
         """Table of :func:`fedpipe.report.statistics.build_statistics_table`."""
         return statistics.build_statistics_table(
-            self.plan, self.metrics, self.scores, self.round_traffic, self.table_row_keys
+            self.plan, self.metrics, self.scores, self.round_summaries, self.table_row_keys
         )
 
     # -- files -------------------------------------------------------------------------------------------------------
@@ -257,7 +259,7 @@ class StudyData:
         return self._read_distinct_runs(lambda cell: results.read_merged_frame(cell.merged_files.metrics))
 
     @cached_property
-    def _rounds_by_run(self) -> dict[MergedRoundFiles, pd.DataFrame]:
+    def _round_summaries_by_run(self) -> dict[MergedRoundFiles, pd.DataFrame]:
         return self._read_distinct_runs(lambda cell: results.read_merged_frame(cell.merged_files.rounds))
 
     @cached_property

@@ -182,7 +182,7 @@ def _compute_run_rates(files: RunFiles, rounds: int, settings: RunSettings) -> R
     times = read_json(merged_files.times)["rounds"]
     table = layout.read_merged_table(merged_files.rounds)
     participants = table["participants"].to_pylist()
-    train_samples, all_samples = _read_sample_counts(
+    train_samples, all_samples = _count_train_and_all_samples(
         layout.get_assignment_path(compute_json_digest(settings.partition_settings))
     )
     federation = settings.build_federation_settings()
@@ -202,7 +202,7 @@ def _compute_run_rates(files: RunFiles, rounds: int, settings: RunSettings) -> R
 
 
 @functools.cache
-def _read_sample_counts(assignment: Path) -> tuple[int, int]:
+def _count_train_and_all_samples(assignment: Path) -> tuple[int, int]:
     """Count the trained samples and all samples."""
     split = read_parquet(assignment, read_recorded_sha256(assignment))["split"].to_pylist()
     return split.count("train"), len(split)

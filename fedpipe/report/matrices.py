@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from fedpipe.core.storage.layout import MergedRoundFiles
-from fedpipe.data.class_names import get_class_names
+from fedpipe.data.class_names import read_class_names_or_numbers
 from fedpipe.planning.plan import Cell
 from fedpipe.report import results
 from fedpipe.report.data import StudyData
@@ -44,7 +44,7 @@ def read_figure_matrices(data: StudyData) -> dict[str, ModelMatrices]:
             cells = [cell for cell in cells if results.get_row_key(plan, cell) in data.table_row_keys]
         cell, matrices_by_name = cells[0], _read_model_matrices(cells[0].merged_files)
         if matrices_by_name:
-            class_names = get_class_names(plan.get_run(cell).dataset, len(matrices_by_name["SL"]))
+            class_names = read_class_names_or_numbers(plan.get_run(cell).dataset, len(matrices_by_name["SL"]))
             configuration = results.describe_configuration(name, results.format_grid_point(plan, cell))
             selected_matrices[configuration] = ModelMatrices(cell, matrices_by_name, class_names)
     return selected_matrices

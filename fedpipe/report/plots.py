@@ -57,7 +57,7 @@ def build_client_accuracies(data: StudyData) -> pd.DataFrame:
     return frame.sort_values(["line", "seed", "protocol", "client"], kind="stable")
 
 
-def build_matrix_cells(data: StudyData) -> pd.DataFrame:
+def build_matrix_entries(data: StudyData) -> pd.DataFrame:
     """Build the SL and CR matrices of the figure.
 
     Returns
@@ -84,7 +84,7 @@ def build_partition_counts(data: StudyData) -> pd.DataFrame:
         ``partition`` (data set, scheme and seed), ``client``, ``class``, ``samples``, without empty cells.
     """
     rows, descriptions = [], table_notes.describe_partitions(data.plan)
-    for key, settings in table_parts.read_partition_settings_by_key(data.plan).items():
+    for key, settings in table_parts.get_partition_settings_by_key(data.plan).items():
         name = table_notes.append_partition_seed(settings, descriptions[key])
         assignment = data.assignments[key]
         for (client, label), samples in np.ndenumerate(assignment.class_counts):

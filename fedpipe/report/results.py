@@ -321,7 +321,7 @@ def add_cell_columns(plan: Plan, cells: Sequence[Cell], row_counts: Sequence[int
     return pd.concat([pd.DataFrame(columns).take(cell_of_row).reset_index(drop=True), frame], axis=1)
 
 
-def select_best_rows(plan: Plan, means: pd.DataFrame) -> list[tuple[Hashable, ...]]:
+def select_table_row_keys(plan: Plan, means: pd.DataFrame) -> list[tuple[Hashable, ...]]:
     """Select the rows of a table as algorithm and grid values: all, or the best of `report.best_over`.
 
     The best row has the best mean of the study's first metric. It is that of the method's protocol, or of the study's

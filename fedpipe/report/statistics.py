@@ -188,7 +188,7 @@ def build_statistics_table(
     cell_columns = [*plan.row_key_columns, "protocol", "statistic"]
     means = pd.concat(values).groupby(cell_columns, sort=False)["value"].agg(["mean", "std", "count"])
     statistics_frame = means.rename(columns={"count": "seeds"}).assign(half_width=math.nan)
-    if differences := _compute_differences(plan, scores, table_row_keys):
+    if differences := _compute_differences_to_baseline(plan, scores, table_row_keys):
         statistics_frame = pd.concat([statistics_frame, pd.DataFrame(differences).set_index(cell_columns)])
     row_keys = dict.fromkeys(results.get_row_key(plan, cell) for cell in results.sort_cells(plan))
     order = itertools.product(row_keys, results.list_evaluation_protocols(plan, scores), STATISTICS)
@@ -196,7 +196,7 @@ def build_statistics_table(
     return statistics_frame.reindex(keys).reset_index().astype({"seeds": int})
 
 
-def _compute_differences(
+def _compute_differences_to_baseline(
     plan: Plan, scores: pd.DataFrame, table_row_keys: Collection[tuple[Hashable, ...]]
 ) -> list[dict[str, Any]]:
     """Compute the differences of each method to the baseline at the same point of the grid, in the first metric.

@@ -118,7 +118,7 @@ class LoggedJob:
     interrupted: bool = False  #: ended by Ctrl+C
 
     @cached_property
-    def output_parent_folders(self) -> set[Path]:
+    def outputs_and_parent_folders(self) -> set[Path]:
         """Its outputs and the folders that contain them."""
         return {ancestor for path in self.outputs for ancestor in (path, *path.parents)}
 
@@ -151,7 +151,7 @@ class LoggedJob:
         return False
 
 
-def load_run_progress(plan: Plan, has_curves: bool = False) -> tuple[list[RunProgress], list[Failure]]:
+def load_progress_and_failures(plan: Plan, has_curves: bool = False) -> tuple[list[RunProgress], list[Failure]]:
     """Load the progress of all runs in the order of :func:`sort_runs`, and the failed jobs.
 
     With ``has_curves``, load the accuracies of all evaluated rounds, otherwise of the last one. With `tune`, the plan
@@ -167,11 +167,11 @@ def load_run_progress(plan: Plan, has_curves: bool = False) -> tuple[list[RunPro
     ]
     jobs_by_path: dict[Path, list[LoggedJob]] = {}
     for job in unfinished_jobs:
-        for path in job.output_parent_folders:
+        for path in job.outputs_and_parent_folders:
             jobs_by_path.setdefault(path, []).append(job)
     snakemake_start = _find_snakemake_start()
     runs = [
-        _measure_run_progress(plan, run, name, jobs_by_path.get(run.path, []), snakemake_start, has_curves)
+        _read_run_progress(plan, run, name, jobs_by_path.get(run.path, []), snakemake_start, has_curves)
         for run, name in zip(sorted_runs, format_run_names(plan).values(), strict=True)
     ]
     partitions = {layout.get_assignment_path(run.partition).parent for run in plan.runs}
@@ -184,12 +184,13 @@ def load_run_progress(plan: Plan, has_curves: bool = False) -> tuple[list[RunPro
     failed_jobs = [job for job in unfinished_jobs if job.has_failed and not job.is_stopped]
     return runs, [
         Failure(
-            next((names[path] for path in job.output_parent_folders if path in names), ""),
+            next((names[path] for path in job.outputs_and_parent_folders if path in names), ""),
             job.rule,
             *read_log_tail(job.logs, LOG_LINES, job.error),
         )
         for job in failed_jobs
-        if not study_paths.isdisjoint(job.output_parent_folders) and done_runs.isdisjoint(job.output_parent_folders)
+        if not study_paths.isdisjoint(job.outputs_and_parent_folders)
+        and done_runs.isdisjoint(job.outputs_and_parent_folders)
     ]
 
 
@@ -198,7 +199,7 @@ def sort_runs(plan: Plan) -> list[PlannedRun]:
     return sorted(plan.runs, key=lambda run: plan.algorithms.index(run.algorithm))
 
 
-def list_run_descriptions(plan: Plan) -> list[dict[str, str]]:
+def format_run_labels(plan: Plan) -> list[dict[str, str]]:
     """Describe each run of :func:`sort_runs` by its algorithm, and by the grid values and the seed that differ."""
     runs = _list_runs_with_grid_points(plan)
     descriptions = [
@@ -238,7 +239,7 @@ def format_run_names(plan: Plan) -> dict[Path, str]:
     return {run.path: f"{configuration} seed {run.seed}" for run, configuration in configurations}
 
 
-def count_states(runs: Iterable[RunProgress]) -> dict[RunState, int]:
+def count_runs_by_state(runs: Iterable[RunProgress]) -> dict[RunState, int]:
     """Count the runs in each state, complete runs first, without states of no run."""
     counts = Counter(run.state for run in runs)
     return {state: counts[state] for state in reversed(RUN_STATES) if counts[state]}
@@ -246,10 +247,10 @@ def count_states(runs: Iterable[RunProgress]) -> dict[RunState, int]:
 
 def summarize_progress(runs: list[RunProgress], width: int | None = None) -> list[str]:
     """Summarize the study in one line, or in two if it is wider than ``width`` characters."""
-    state_counts = count_states(runs)
+    state_counts = count_runs_by_state(runs)
     states = ", ".join(f"{count} {state}" for state, count in state_counts.items())
     rounds = f"{sum(run.rounds for run in runs)} of {sum(run.total for run in runs)} rounds"
-    seconds_left = estimate_time_left(runs)
+    seconds_left = estimate_seconds_left(runs)
     time_left_note = (
         ""
         if seconds_left is None or state_counts.keys() == {"done"}
@@ -279,7 +280,7 @@ def describe_search_progress(plan: Plan) -> list[str]:
     ]
 
 
-def estimate_time_left(runs: list[RunProgress]) -> float | None:
+def estimate_seconds_left(runs: list[RunProgress]) -> float | None:
     """Estimate the seconds until all runs are done, with the current number of parallel runs.
 
     A run without a complete round is assumed to be average. None if no run has a complete round.
@@ -295,7 +296,7 @@ def estimate_time_left(runs: list[RunProgress]) -> float | None:
     return max(sum(remaining_seconds) / running_count, *remaining_seconds)
 
 
-def _measure_run_progress(
+def _read_run_progress(
     plan: Plan, run: PlannedRun, name: str, jobs: list[LoggedJob], snakemake_start: float | None, has_curves: bool
 ) -> RunProgress:
     """Get the progress of a run from its unfinished jobs. ``snakemake_start`` is the start of a running Snakemake."""

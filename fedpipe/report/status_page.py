@@ -111,7 +111,7 @@ class StudyProgress:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan.add_search_results(has_draws=True)
-        self.runs, self.failures = status.load_run_progress(self.plan, has_curves=True)
+        self.runs, self.failures = status.load_progress_and_failures(self.plan, has_curves=True)
         planned_runs = status.sort_runs(self.plan)
         self.partitions = [run.partition for run in planned_runs]
         self.protocols = [self.plan.get_method_protocol(run.algorithm) for run in planned_runs]
@@ -125,7 +125,7 @@ class StudyProgress:
     @cached_property
     def state_counts(self) -> dict[RunState, int]:
         """Number of runs by state."""
-        return status.count_states(self.runs)
+        return status.count_runs_by_state(self.runs)
 
     @property
     def is_done(self) -> bool:
@@ -145,7 +145,7 @@ class StudyProgress:
     @property
     def time_left(self) -> str:
         """Remaining time. Empty if there is no estimate, or all runs are complete."""
-        seconds = None if self.is_done else status.estimate_time_left(self.runs)
+        seconds = None if self.is_done else status.estimate_seconds_left(self.runs)
         return "" if seconds is None else format_duration(seconds)
 
     @cached_property
@@ -193,7 +193,7 @@ class StudyProgress:
                 self.partition_links.get(partition),
             )
             for run, description, protocol, partition in zip(
-                self.runs, status.list_run_descriptions(self.plan), self.protocols, self.partitions, strict=True
+                self.runs, status.format_run_labels(self.plan), self.protocols, self.partitions, strict=True
             )
         ]
         return sorted(rows, key=lambda row: RUN_STATES.index(row.run.state))
@@ -217,15 +217,15 @@ class StudyProgress:
         figures = [Link(name, study_files.figures_folder / f"{name}.svg") for name in self.plan.figure_labels]
         links = {
             "Study": [Link(self.plan.params.name, self.plan.params)],
-            "Tables": tables if self.has_results else [],
-            "Figures": figures if self.has_results else [],
+            "Tables": tables if self.has_current_tables else [],
+            "Figures": figures if self.has_current_tables else [],
             "Partitions": list(self.partition_links.values()),
         }
         existing = {head: [link for link in group if link.path.is_file()] for head, group in links.items()}
         return {head: group for head, group in existing.items() if group}
 
     @cached_property
-    def has_results(self) -> bool:
+    def has_current_tables(self) -> bool:
         """Whether the tables contain the runs of the plan, and not those of an earlier plan."""
         return not contents.find_outdated_files(contents.build_run_key_files(self.plan))
 

@@ -34,12 +34,12 @@ def show_progress(read_plan: Callable[[], Plan], watch: bool = False) -> None:
     console = Console()
     if not watch:
         plan = read_plan().add_search_results(has_draws=True)
-        console.print(render_progress_table(plan, *status.load_run_progress(plan), console.width))
+        console.print(render_progress_table(plan, *status.load_progress_and_failures(plan), console.width))
         return
     with Live(console=console, auto_refresh=False) as live, suppress(KeyboardInterrupt):
         while True:
             plan = read_plan().add_search_results(has_draws=True)
-            runs, failures = status.load_run_progress(plan)
+            runs, failures = status.load_progress_and_failures(plan)
             display = render_progress_table(plan, runs, failures, console.width, console.height)
             live.update(display, refresh=True)
             if all(run.state == "done" for run in runs) and not plan.is_searching:
@@ -54,7 +54,7 @@ def render_progress_table(
 
     With a height, as many runs as fit, active runs first.
     """
-    descriptions = {run.name: cells for run, cells in zip(runs, status.list_run_descriptions(plan), strict=True)}
+    descriptions = {run.name: cells for run, cells in zip(runs, status.format_run_labels(plan), strict=True)}
     sorted_runs = sorted(runs, key=lambda run: status.RUN_STATES.index(run.state))
     search_lines, accuracy_line = status.describe_search_progress(plan), status.describe_reported_metrics(plan)
     summary = [*status.summarize_progress(runs, width), *search_lines, f"accuracy: {accuracy_line}"]

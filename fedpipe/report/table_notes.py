@@ -14,7 +14,7 @@ from fedpipe.data.heterogeneity import HeterogeneitySummary
 from fedpipe.planning.plan import Plan
 from fedpipe.report import results
 from fedpipe.report.data import StudyData
-from fedpipe.report.table_parts import AVERAGE_PHRASES, ROUND_PHRASES, TextTable, read_partition_settings_by_key
+from fedpipe.report.table_parts import AVERAGE_PHRASES, ROUND_PHRASES, TextTable, get_partition_settings_by_key
 from fedpipe.report.words import METRICS, join_words
 from fedpipe.settings.base import convert_to_number
 from fedpipe.settings.dataset import Data
@@ -33,7 +33,7 @@ def describe_reported_numbers(plan: Plan) -> str:
     preset_text = "" if plan.preset == layout.FULL_PRESET else f"Preset {plan.preset}. "
     return (
         f"{preset_text}Test {heads} {round_phrase} ({rounds_text} rounds), {average_phrase}. {seeds_text}."
-        f"{''.join(f' {sentence}' for sentence in _explain_metrics(plan))}"
+        f"{''.join(f' {sentence}' for sentence in _explain_metric_values(plan))}"
     )
 
 
@@ -43,7 +43,7 @@ def explain_missing_values(plan: Plan) -> str:
     return f"A dash means that the method has no such model{undefined_text}."
 
 
-def _explain_metrics(plan: Plan) -> list[str]:
+def _explain_metric_values(plan: Plan) -> list[str]:
     """Explain new clients, which metrics are better if they are lower, and averages that are not obvious."""
     names = [METRICS[metric].name for metric in plan.metrics if METRICS[metric].is_lower_better]
     sentences = [f"A lower {join_words(names)} is better."] if names else []
@@ -69,7 +69,7 @@ def describe_partitions(plan: Plan) -> dict[str, str]:
             describe_partition(partition_settings, plan.unused_keys.get(key, ())),
             partition_settings["dataset"].get("sha256", ""),
         )
-        for key, partition_settings in read_partition_settings_by_key(plan).items()
+        for key, partition_settings in get_partition_settings_by_key(plan).items()
     }
     distinct_texts = [text for text, _ in dict.fromkeys(descriptions.values())]
     return {
@@ -155,7 +155,7 @@ def describe_best_values_at_grid_edges(data: StudyData) -> list[str]:
     return sentences
 
 
-def describe_missing_seeds(plan: Plan) -> Mapping[tuple[Hashable, ...], dict[str, str]]:
+def format_seed_counts(plan: Plan) -> Mapping[tuple[Hashable, ...], dict[str, str]]:
     """Describe the number of seeds by row, if some cells are missing."""
     counts = Counter(results.get_row_key(plan, cell) for cell in plan.cells)
     if set(counts.values()) <= {len(plan.seeds)}:

@@ -51,6 +51,6 @@ class TextTable(NamedTuple):
         return "<tr>" + "".join(f"<{tag}>{escape(str(cell))}" for tag, cell in zip(tags, cells, strict=True))
 
 
-def read_partition_settings_by_key(plan: Plan) -> dict[str, Any]:
+def get_partition_settings_by_key(plan: Plan) -> dict[str, Any]:
     """Get the settings of all partitions for descriptions by key, in the order of the runs."""
     return {run.partition: plan.get_partition_settings_with_repository(run.partition) for run in plan.runs}

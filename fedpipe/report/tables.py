@@ -20,10 +20,10 @@ from fedpipe.report.table_notes import (
     describe_best_values_at_grid_edges,
     describe_data_and_partitions,
     describe_environments,
-    describe_missing_seeds,
     describe_omitted_updates,
     describe_reported_numbers,
     explain_missing_values,
+    format_seed_counts,
 )
 from fedpipe.report.table_parts import TextTable, escape_html
 from fedpipe.report.tuning import build_search_section
@@ -92,7 +92,7 @@ def render_html_page(data: StudyData) -> str:
 def build_report_sections(data: StudyData) -> list[str | TextTable]:
     """Build paragraphs and tables of the report, in order."""
     plan, rows = data.plan, []
-    seeds = describe_missing_seeds(plan)
+    seeds = format_seed_counts(plan)
     cells_by_row: dict[tuple[Hashable, ...], list[dict[Hashable, Any]]] = {}
     for cell in data.reported_rows.to_dict("records"):  # a frame per row takes ten times as long
         cells_by_row.setdefault(tuple(cell[name] for name in plan.row_key_columns), []).append(cell)

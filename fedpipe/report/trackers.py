@@ -38,8 +38,8 @@ class Tracker(Callback):
         """Open the record of a run, or create it. Return its last round, at most ``run.completed_rounds``."""
         raise NotImplementedError
 
-    def log_round_numbers(self, round_number: int, numbers: Mapping[str, float]) -> None:
-        """Write the numbers of a round."""
+    def log_round_metrics(self, round_number: int, metrics: Mapping[str, float]) -> None:
+        """Write the metrics of a round."""
         raise NotImplementedError
 
     def stop_logging(self, is_complete: bool) -> None:
@@ -54,7 +54,7 @@ class Tracker(Callback):
 
     @override
     def end_round(self, run: RunInfo, round_number: int, accuracies: Mapping[str, float]) -> None:
-        self.log_round_numbers(round_number, read_round_numbers(RunFiles(run.path), round_number))
+        self.log_round_metrics(round_number, read_round_metrics(RunFiles(run.path), round_number))
         self._last_round = round_number
 
     @override
@@ -78,8 +78,8 @@ class TensorBoard(Tracker):
         return last_round
 
     @override
-    def log_round_numbers(self, round_number: int, numbers: Mapping[str, float]) -> None:
-        for name, number in numbers.items():
+    def log_round_metrics(self, round_number: int, metrics: Mapping[str, float]) -> None:
+        for name, number in metrics.items():
             self._writer.add_scalar(name, number, round_number)
         self._writer.flush()
 
@@ -117,9 +117,9 @@ class MLflow(Tracker):
         return last_round
 
     @override
-    def log_round_numbers(self, round_number: int, numbers: Mapping[str, float]) -> None:
-        valid_numbers = {re.sub(r"[^\w.\- /]", "_", name): number for name, number in numbers.items()}
-        self._mlflow.log_metrics(valid_numbers, step=round_number)
+    def log_round_metrics(self, round_number: int, metrics: Mapping[str, float]) -> None:
+        valid_metrics = {re.sub(r"[^\w.\- /]", "_", name): number for name, number in metrics.items()}
+        self._mlflow.log_metrics(valid_metrics, step=round_number)
 
     @override
     def stop_logging(self, is_complete: bool) -> None:
@@ -149,8 +149,8 @@ class WandB(Tracker):
         return 0
 
     @override
-    def log_round_numbers(self, round_number: int, numbers: Mapping[str, float]) -> None:
-        self._run.log(dict(numbers), step=round_number)
+    def log_round_metrics(self, round_number: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=round_number)
 
     @override
     def stop_logging(self, is_complete: bool) -> None:
@@ -174,9 +174,9 @@ class DVCLive(Tracker):
         return min(max(recorded_rounds, 0), run.completed_rounds)
 
     @override
-    def log_round_numbers(self, round_number: int, numbers: Mapping[str, float]) -> None:
+    def log_round_metrics(self, round_number: int, metrics: Mapping[str, float]) -> None:
         self._live.step = round_number
-        for name, number in numbers.items():
+        for name, number in metrics.items():
             self._live.log_metric(name, number)
         self._live.next_step()
 
@@ -201,11 +201,11 @@ def flatten_settings(settings: Mapping[str, Any]) -> dict[str, str | int | float
     }
 
 
-def read_round_numbers(files: RunFiles, round_number: int) -> dict[str, float]:
-    """Read the numbers of a complete round by name.
+def read_round_metrics(files: RunFiles, round_number: int) -> dict[str, float]:
+    """Read the metrics of a complete round by name: scores, participants and traffic.
 
     ``METRIC/PROTOCOL`` is a score over all test samples, such as ``accuracy/global-on-global`` in [0, 1], unless the
-    round was not evaluated. The other names are columns of :attr:`fedpipe.report.data.StudyData.round_traffic`, with
+    round was not evaluated. The other names are columns of :attr:`fedpipe.report.data.StudyData.round_summaries`, with
     ``participants`` last. Undefined scores are omitted.
     """
     import pandas as pd
@@ -219,13 +219,13 @@ def read_round_numbers(files: RunFiles, round_number: int) -> dict[str, float]:
     paths = [path for path in (round_files.metrics, round_files.trained_accuracies) if path.name in hashes]
     tables = [table_to_frame(read_parquet(path, hashes[path.name])) for path in paths]
     rows = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame({"total": []})
-    numbers: dict[str, float] = {}
+    named_scores: dict[str, float] = {}
     if (rows["total"] > 0).any():
         scores = results.compute_scores(rows, METRICS)
         scores = scores[(scores["average"] == "sample") & scores["score"].notna()]
         columns = scores[["metric", "protocol", "score"]].to_numpy()
-        numbers = {f"{metric}/{protocol}": float(score) for metric, protocol, score in columns}
+        named_scores = {f"{metric}/{protocol}": float(score) for metric, protocol, score in columns}
     summary = layout.summarize_round(round_files, read_json(round_files.complete_states_marker))
     others = {name: float(number) for name, number in summary.items() if name != PARTICIPANTS}
     others = {name: number for name, number in others.items() if not math.isnan(number)}
-    return {**numbers, **others, PARTICIPANTS: summary[PARTICIPANTS]}
+    return {**named_scores, **others, PARTICIPANTS: summary[PARTICIPANTS]}

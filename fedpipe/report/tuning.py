@@ -56,7 +56,7 @@ class Winner(NamedTuple):
     run_keys: tuple[str, ...]  #: keys of its runs with the study's seeds
 
 
-def rank_rung(plan: Plan, rounds: int, plan_draw: PlanDraw | None = None) -> Rung:
+def compute_rung_result(plan: Plan, rounds: int, plan_draw: PlanDraw | None = None) -> Rung:
     """Rank the draws of a rung, and select those that continue: the best third, or the winner.
 
     The score of a draw is the mean over its seeds in the last round of the rung. Draws that diverged rank last, and
@@ -99,7 +99,10 @@ def rank_rung(plan: Plan, rounds: int, plan_draw: PlanDraw | None = None) -> Run
 def build_rung_files(plan: Plan) -> dict[Path, bytes]:
     """Build the results of all rungs of a complete search from the runs of the draws, by path. Empty without `tune`."""
     rungs = plan.tuning.rungs if plan.tuning else ()
-    return {plan.study_files.get_rung_result_path(rounds): encode_rung(rank_rung(plan, rounds)) for rounds in rungs}
+    return {
+        plan.study_files.get_rung_result_path(rounds): encode_rung(compute_rung_result(plan, rounds))
+        for rounds in rungs
+    }
 
 
 def measure_draw(files: MergedRoundFiles, planned: PlannedSearch, metric: Metric) -> Measurement:

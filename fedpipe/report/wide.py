@@ -111,7 +111,9 @@ def render_latex_table(data: StudyData, full_plan: Plan | None = None) -> str:
         r"\end{tabular}",
     ]
     for part in search_section:
-        lines += ["", "% The winners of the search:", *_render_text_table(part)] if isinstance(part, TextTable) else []
+        lines += (
+            ["", "% The winners of the search:", *_render_latex_text_table(part)] if isinstance(part, TextTable) else []
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -171,9 +173,9 @@ class _WideTableBuilder:
         self.test_protocols = [name for name in protocols if not name.endswith("-on-validation")]
         self.cells = data.reported_rows.set_index([*plan.row_key_columns, "protocol", "metric"]).to_dict("index")
         self.run_counts = Counter(results.get_row_key(plan, cell) for cell in plan.cells)
-        self.shown_keys = {self._split_key(key): tuple(map(str, key)) for key in data.table_row_keys}
+        self.shown_keys = {self._split_row_key(key): tuple(map(str, key)) for key in data.table_row_keys}
         self.planned_cells = dict.fromkeys(
-            self._split_key(results.get_row_key(full_plan, cell)) for cell in results.sort_cells(full_plan)
+            self._split_row_key(results.get_row_key(full_plan, cell)) for cell in results.sort_cells(full_plan)
         )
         self.cell_overrides = {
             results.get_row_key(plan, cell): results.format_method_overrides(cell) for cell in plan.cells
@@ -186,7 +188,7 @@ class _WideTableBuilder:
         """Build the table. A column without a number is omitted, unless all columns are."""
         plan = self.plan
         row_labels = list(dict.fromkeys(labels for labels, _ in self.planned_cells if labels in self.row_overrides))
-        points = _group_grid_points(dict.fromkeys(point for _, point in self.planned_cells))
+        points = _sort_grid_points(dict.fromkeys(point for _, point in self.planned_cells))
         entries_by_column = {
             head: [self._build_entry(labels, *head) for labels in row_labels]
             for head in itertools.product(points, self.test_protocols, plan.metrics)
@@ -216,7 +218,7 @@ class _WideTableBuilder:
         ]
         return WideTable(("algorithm", *(self.short_names[name] for name in self.row_names)), columns, rows)
 
-    def _split_key(self, key: Iterable[Hashable]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def _split_row_key(self, key: Iterable[Hashable]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Split the key of a narrow table's row into the labels of a row and the grid point of a column."""
         values = dict(zip(self.plan.row_key_columns, map(str, key), strict=True))
         return (
@@ -264,7 +266,7 @@ class _WideTableBuilder:
         for winner in list_winners(self.plan):
             grid_point = results.format_grid_point(self.plan, winner.search) | {TUNING: TUNED}
             key = [winner.search.algorithm, *(grid_point[name] for name in self.plan.grid)]
-            labels, point = self._split_key(key)
+            labels, point = self._split_row_key(key)
             heads = self._format_grid_headers(point)
             winners.setdefault(labels, {}).update(
                 {" / ".join([*heads, head]): text for head, text in winner.texts.items()}
@@ -289,7 +291,7 @@ def _sort_column_grid_names(plan: Plan) -> list[str]:
     return [name for _, name in sorted(zip(change_counts, column_names, strict=True), key=lambda pair: pair[0])]
 
 
-def _group_grid_points(points: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+def _sort_grid_points(points: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """Group points with the same first values, in the order of appearance."""
     points = list(points)
     value_positions = [
@@ -306,7 +308,7 @@ def _join_latex_cells(cells: Sequence[str]) -> str:
     return ("{}" if cells[0][:1] in ("*", "[") else "") + " & ".join(cells) + r" \\"
 
 
-def _render_text_table(table: TextTable) -> Iterator[str]:
+def _render_latex_text_table(table: TextTable) -> Iterator[str]:
     """Render a table of text cells as a tabular."""
     width, left_aligned_columns = table.frame.shape[1], table.left_aligned_columns
     yield rf"\begin{{tabular}}{{{'l' * left_aligned_columns}{'r' * (width - left_aligned_columns)}}}"
@@ -369,7 +371,7 @@ def _build_latex_column_heads(wide_table: WideTable) -> list[tuple[str, ...]]:
     if any(column.protocol.startswith(NEW_CLIENTS_PREFIX) for column in columns):
         has_metrics = len({column.metric for column in columns}) > 1
         return [
-            (*heads[:-1], *words.split_protocol(protocol), *([words.METRICS[metric].name] if has_metrics else []))
+            (*heads[:-1], *words.describe_protocol(protocol), *([words.METRICS[metric].name] if has_metrics else []))
             for heads, protocol, metric in columns
         ]
     has_single_protocol = len({column.heads[-1] for column in columns}) == 1

@@ -62,7 +62,7 @@ def format_metric_label(protocol: str, metric: Metric = "accuracy") -> str:
     >>> format_metric_label("new-personal-on-local")
     'Local test accuracy (new clients, personalized)'
     """
-    samples, model, clients = split_protocol(protocol)
+    samples, model, clients = describe_protocol(protocol)
     new_clients = "new clients, " if clients == "new" else ""
     return f"{samples} {METRICS[metric].name} ({new_clients}{model})" if model else protocol
 
@@ -72,12 +72,12 @@ def get_reported_column_header(metric: Metric) -> str:
     return f"reported {METRICS[metric].name}"
 
 
-def split_protocol(protocol: str) -> tuple[str, str, str]:
-    """Split a protocol into levels of the head of a table: samples, model and clients. Each may be empty.
+def describe_protocol(protocol: str) -> tuple[str, str, str]:
+    """Describe a protocol in the head of a table: samples, model and clients. Each text may be empty.
 
     Examples
     --------
-    >>> split_protocol("new-personal-on-local"), split_protocol("global-on-global")
+    >>> describe_protocol("new-personal-on-local"), describe_protocol("global-on-global")
     (('Local test', 'personalized', 'new'), ('Global test', 'global model', ''))
     """
     model, _, samples = protocol.removeprefix(NEW_CLIENTS_PREFIX).partition("-on-")

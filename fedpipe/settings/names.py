@@ -132,7 +132,7 @@ def _find_client_numbers(
     seeds = seeds if scheme.seed is None else [scheme.seed]
     labels, test, columns = _load_columns(dataset)
     draws = {
-        tuple(assignment.list_client_values(scheme, labels, test, num_clients, dataset.split, seed, columns))
+        tuple(assignment.list_client_column_values(scheme, labels, test, num_clients, dataset.split, seed, columns))
         for seed in seeds or [0]
     }
     if len(draws) > 1 and _has_names(clients):

@@ -535,4 +535,4 @@ def test_class_names_match_dataset() -> None:
     assert class_names.select_class_names("npz", 2, ["ant", "cat", "dog"]) == ("ant", "cat"), (
         "the subset contains no dogs"
     )
-    assert class_names.get_class_names(f"npz-{0:012x}", 2) == ("0", "1"), "not stored"
+    assert class_names.read_class_names_or_numbers(f"npz-{0:012x}", 2) == ("0", "1"), "not stored"

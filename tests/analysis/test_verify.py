@@ -62,7 +62,7 @@ def test_verify_hashes_reports_path_of_damaged_file(study: Path, name: str) -> N
     path = list_runs("fedavg")[0] / name
     packing.unpack_folder(list_runs("fedavg")[0] / "rounds")
     path.write_bytes(path.read_bytes() + b"\0")
-    verdict = verify.verify_hashes(RunFiles(path.relative_to(".").parents[len(Path(name).parts) - 1]))
+    verdict = verify.verify_run_files(RunFiles(path.relative_to(".").parents[len(Path(name).parts) - 1]))
     assert not verdict.is_ok
     assert str(path) in verdict.message
 
@@ -72,7 +72,7 @@ def test_verify_hashes_covers_heterogeneity_of_partition(study: Path) -> None:
     key = compute_json_digest(RunSettings.read(files.settings).partition_settings)
     assignment_path, path = layout.get_assignment_path(key), layout.get_heterogeneity_path(key)
     path.write_bytes(path.read_bytes() + b"\0")
-    verdict = verify.verify_hashes(files)
+    verdict = verify.verify_run_files(files)
     assert re.search(
         rf": {path}\. Delete {assignment_path}\. Then `fedpipe run` .* or `dvc checkout PATH`", verdict.message
     )
@@ -81,12 +81,12 @@ def test_verify_hashes_covers_heterogeneity_of_partition(study: Path) -> None:
 def test_verify_hashes_counts_pruned_states_and_names_lost_ones(study: Path) -> None:
     files = RunFiles(list_runs("scaffold")[0])
     files.get_round_files(1).server_state.unlink()
-    verdict = verify.verify_hashes(files)
+    verdict = verify.verify_run_files(files)
     assert (verdict.is_ok, verdict.note) == (True, "")
     assert re.search(r"\b1 \(artifacts.keep_models\)$", verdict.message)
     for keep_models, lost_rounds, pruned_count in (("all", "1 (and 1 more)", 0), (1, "1 (and 1 more)", 0), (2, "2", 1)):
         files.get_round_files(2).client_states.unlink(missing_ok=True)
-        verdict = verify.verify_hashes(files, keep_models)
+        verdict = verify.verify_run_files(files, keep_models)
         assert (verdict.is_ok, bool(verdict.note)) == (True, True)
         assert f" keeps the states of round {lost_rounds}, " in verdict.message
         assert verdict.message.endswith(f" delete {files.path} and type `fedpipe run`")
@@ -104,9 +104,9 @@ def test_verify_hashes_compares_merged_tables_with_rounds(study: Path) -> None:
         joined.times.name: write_json(joined.times, times),
     }
     problem = f": {joined.metrics}, {joined.times}. Delete {joined.path}."
-    assert problem in verify.verify_hashes(files).message
+    assert problem in verify.verify_run_files(files).message
     write_json(joined.marker, read_json(joined.marker) | hashes)
-    verdict = verify.verify_hashes(files)
+    verdict = verify.verify_run_files(files)
     assert not verdict.is_ok
     assert problem in verdict.message, "the record matches, but the rounds differ"
 
@@ -128,9 +128,9 @@ def test_verify_hashes_rejects_wrong_or_incomplete_segment_manifest(study: Path)
     recorded = read_json(files.get_segment_manifest_path(3))
     write_json(files.get_segment_manifest_path(3), {"rounds": recorded["rounds"] | {"2": "0" * 64}})
     problem = f": {files.get_segment_manifest_path(3)}. Delete {files.get_segment_manifest_path(3)}."
-    assert problem in verify.verify_hashes(files).message
+    assert problem in verify.verify_run_files(files).message
     write_json(files.get_segment_manifest_path(3), {"rounds": {"0": recorded["rounds"]["0"]}})
-    assert problem in verify.verify_hashes(files).message
+    assert problem in verify.verify_run_files(files).message
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:200], lambda data: data[:60] + b"\1" + data[61:]])
@@ -162,8 +162,8 @@ def test_recompute_random_round_reports_different_bits(study: Path) -> None:
     markers = {str(number): compute_file_sha256(files.get_round_files(number).marker) for number in range(4)}
     write_json(files.get_segment_manifest_path(3), {"rounds": markers})
     collect.collect_rounds(files, 3, "all")
-    assert verify.verify_hashes(files).is_ok
-    verdict = verify.recompute_random_round(files, random.Random(1))
+    assert verify.verify_run_files(files).is_ok
+    verdict = verify.replay_random_round(files, random.Random(1))
     assert not verdict.is_ok
     assert "bits differ in " in verdict.message
     assert "server.pt" in verdict.message
@@ -175,8 +175,8 @@ def test_verify_accepts_pruned_states(study: Path) -> None:
     Path("results/plan.json").unlink()  # the plan keeps all states
     prune_states(files, 3, "last")
     assert not files.get_round_files(1).server_state.exists()
-    assert verify.verify_hashes(files).is_ok
-    verdict = verify.recompute_random_round(files, random.Random(0))
+    assert verify.verify_run_files(files).is_ok
+    verdict = verify.replay_random_round(files, random.Random(0))
     assert "round 1 repeated: all bits agree" in verdict.message, "only the state before round 1 is stored"
 
 
@@ -185,7 +185,7 @@ def test_recompute_random_round_of_stack_uses_stack(tmp_path: Path, monkeypatch:
     new_plan = studies.prepare(studies.settings(("scaffold",), 2))
     (run,) = studies.open_runs(new_plan, stack=4)
     list(run.run_segment(2))
-    verdict = verify.recompute_random_round(run.files, random.Random(0))
+    verdict = verify.replay_random_round(run.files, random.Random(0))
     assert "all bits agree" in verdict.message, "bits of the loop would differ"
 
 
@@ -195,7 +195,7 @@ def test_verify_rejects_run_without_complete_round(study: Path) -> None:
     archive.get_pack_path(run.rounds_folder).unlink(missing_ok=True)
     for path in (*run.path.glob("segments"), *run.path.glob("joined")):
         shutil.rmtree(path)
-    result = verify.verify_hashes(run)
+    result = verify.verify_run_files(run)
     assert not result.is_ok
     assert result.message.startswith(f"{run.path} has no complete round. ")
 

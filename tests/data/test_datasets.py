@@ -625,7 +625,7 @@ def test_stored_class_names_match_labels() -> None:
     def read_names(path: str, **settings: Any) -> tuple[str, ...]:
         suffix = Path(path).suffix
         name = {".parquet": "parquet", ".npz": "npz", "": "folder"}[suffix]
-        return class_names.get_class_names(store_custom_dataset(name=name, path=path, **settings).stem, 2)
+        return class_names.read_class_names_or_numbers(store_custom_dataset(name=name, path=path, **settings).stem, 2)
 
     for path in ("names.parquet", "categories.parquet", "features.parquet", "bytes.npz"):
         assert read_names(path) == ("ant", "dog"), path

@@ -51,7 +51,7 @@ def test_gini_equals_mean_difference_and_ignores_order_and_scale(sizes: list[int
 
 
 def test_client_summary_has_samples_classes_and_entropy() -> None:
-    table = heterogeneity.summarize_clients(np.array([[4, 0], [3, 3]]))
+    table = heterogeneity.make_heterogeneity_table(np.array([[4, 0], [3, 3]]))
     assert table.column_names == ["client", "samples", "classes", "entropy", "js_distance"]
     assert table["client"].to_pylist() == [0, 1]
     assert table["samples"].to_pylist() == [4, 6]
@@ -61,7 +61,7 @@ def test_client_summary_has_samples_classes_and_entropy() -> None:
 
 def test_heterogeneity_summary_from_table_equals_summary_from_counts() -> None:
     counts = np.array([[4, 0], [3, 3]])
-    summary = heterogeneity.HeterogeneitySummary.from_table(heterogeneity.summarize_clients(counts))
+    summary = heterogeneity.HeterogeneitySummary.from_table(heterogeneity.make_heterogeneity_table(counts))
     assert summary == heterogeneity.HeterogeneitySummary.from_counts(counts)
     assert summary == (0.5, heterogeneity.compute_js_distance(counts).mean(), 0.1)
 

@@ -18,7 +18,7 @@ from fedpipe.cli import app
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import layout
 from fedpipe.data import store
-from fedpipe.data.class_names import get_class_names
+from fedpipe.data.class_names import read_class_names_or_numbers
 from fedpipe.data.datasets.huggingface import HuggingFace
 from fedpipe.planning import download, planner
 from fedpipe.planning.derived_study import DerivedStudy
@@ -68,7 +68,7 @@ def test_huggingface_loads_images_labels_and_writers() -> None:
     assert np.array_equal(samples.x[:, 0].numpy(), IMAGES)
     assert samples.y.tolist() == [number % 3 for number in range(60)]
     assert samples.columns.keys() == {"writer_id"}
-    assert get_class_names(plan.runs[0].dataset, 3) == ("a", "b", "c")
+    assert read_class_names_or_numbers(plan.runs[0].dataset, 3) == ("a", "b", "c")
     assert samples.columns["writer_id"].names == ("f000", "f001", "f002", "f003")
     before, (key,) = plan.runs[0].key, plan.partitions
     preview = CliRunner().invoke(app.app, ["partition", "--preview"], catch_exceptions=False).output
@@ -105,7 +105,7 @@ def test_huggingface_loads_folder_of_image_files() -> None:
     samples = load_samples(plan)
     assert np.array_equal(samples.x[:, 0].numpy(), IMAGES[[0, 2, 4, 1, 3, 5]])
     assert samples.y.tolist() == [0, 0, 0, 1, 1, 1]
-    assert get_class_names(plan.runs[0].dataset, 2) == ("a", "b")
+    assert read_class_names_or_numbers(plan.runs[0].dataset, 2) == ("a", "b")
 
 
 def test_huggingface_loads_texts() -> None:

@@ -375,7 +375,7 @@ def test_large_kernels_and_their_inputs_are_not_channels_last(make_trial, assert
     expected = list_uploads(make_trial("fedavg", "cnn").train(tests=("local",)))
     small, large = sorted(layouts)
     assert layouts[large] == (False, False)
-    monkeypatch.setattr("fedpipe.models.layers.LARGE_KERNEL", small)
+    monkeypatch.setattr("fedpipe.models.layers.MAX_CHANNELS_LAST_WEIGHTS", small)
     result = list_uploads(make_trial("fedavg", "cnn").train(tests=("local",)))
     assert layouts[large] == (True, True)
     assert_same(result, expected, tolerance=1e-12)

@@ -128,7 +128,7 @@ def test_teacher_uses_evaluation_mode_during_training():
     x = torch.randn(4, 3, 2, 2, dtype=torch.float64)
     evaluated = ours(x)
     with mode.activate(True) as records:
-        with mode.eval_mode():
+        with mode.evaluate_teacher():
             assert torch.equal(ours(x), evaluated)
         assert not records
         assert not torch.equal(ours(x), evaluated)

@@ -23,7 +23,7 @@ def is_derived(cell_id):
 
 def measured_cells(seeds=(0, 1, 2), shift=0.0, keep=lambda cell_id: True):
     """Make measured cells by id, with values near the published ones. ``keep`` selects the cells."""
-    chance, numbers, cells = np.random.default_rng(5), published.load_published(), {}
+    chance, numbers, cells = np.random.default_rng(5), published.load_published_numbers(), {}
     for cell_id in comparison.list_all_cell_ids():
         if is_derived(cell_id) or cell_id.row == "(unnamed)" or not keep(cell_id):
             continue

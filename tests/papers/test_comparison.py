@@ -46,7 +46,7 @@ def test_comparison_csv_has_row_for_each_published_number(compared, preset):
         assert len(table) == 641
         assert set(table["preset"]) == {preset}
         assert (table["verdict"] != "").all()
-        assert list(table["status"]) == [number.status for number in published.load_published().values()]
+        assert list(table["status"]) == [number.status for number in published.load_published_numbers().values()]
 
 
 @pytest.mark.parametrize("folder", sorted((ROOT / "docs/papers").glob("*/")), ids=lambda folder: folder.name)
@@ -56,7 +56,7 @@ def test_stored_pages_contain_all_published_numbers(folder):
     assert list(table.columns) in (HEAD, HEAD[:-1])  # pages from before stored runs have no origin
     assert set(table["preset"]) == {folder.name}
     cell_ids = [tuple(row) for row in table[list(published.CellId._fields)].itertuples(index=False)]
-    assert cell_ids == [tuple(number.cell_id) for number in published.load_published().values()]
+    assert cell_ids == [tuple(number.cell_id) for number in published.load_published_numbers().values()]
     assert (table["measured_mean"] != "").any()
     pages = {path.name: path.read_text() for path in folder.glob("*.html")}
     assert set(pages) == {"index.html", *(f"{paper.stem}.html" for paper in layouts.load_papers().values())}
@@ -134,7 +134,7 @@ def test_interval_of_single_seed_uses_spread_of_column(find_cell):
 def test_interval_without_standard_deviation_uses_sampling_error(find_cell):
     """PFPS-LWC reports single runs."""
     cell_id = ("PFPS-LWC", "Table 3", "FedPer", "0.5/0.3")
-    target = published.load_published()[find_cell(*cell_id)].mean
+    target = published.load_published_numbers()[find_cell(*cell_id)].mean
     limit = stats.norm.ppf(0.975) * math.sqrt(2) * contrasts.compute_sampling_error(target, 10_000)
     for gap, word in ((0.98 * limit, "agrees"), (1.02 * limit, "differs")):
         measured = make_measured_cell(find_cell, *cell_id, values={0: target + gap})
@@ -144,7 +144,7 @@ def test_interval_without_standard_deviation_uses_sampling_error(find_cell):
 def test_interval_includes_variation_between_partitions(find_cell):
     """The published run and the measured run each have a random partition."""
     cell_id = ("PFPS-LWC", "Table 2", "FedPer", "0.3/0.3")
-    target = published.load_published()[find_cell(*cell_id)].mean
+    target = published.load_published_numbers()[find_cell(*cell_id)].mean
     cell = compare(make_measured_cell(find_cell, *cell_id, values={0: target - 5})).cells[find_cell(*cell_id)]
     sampling_variance = sum(contrasts.compute_sampling_error(mean, 10_000) ** 2 for mean in (target - 5, target))
     partition_variance = 2 * 2.84**2  # of the measured and the published run, with one estimate from 3 + 3 runs

@@ -33,7 +33,7 @@ def test_table_layout_has_published_cells(paper, name):
     assert len(set(layout_ids)) == len(layout_ids)
     published_ids = {
         cell_id
-        for cell_id, number in published.load_published().items()
+        for cell_id, number in published.load_published_numbers().items()
         if (cell_id.paper, cell_id.table) == (paper.paper, name)
     }
     if not table.columns:
@@ -50,7 +50,9 @@ def test_table_layout_has_published_cells(paper, name):
 def test_text_layout_has_published_numbers():
     for paper in PAPERS.values():
         texts = [CellId(paper.paper, "text", text.row, text.column, text.metric) for text in paper.text]
-        assert texts == [cell_id for cell_id in published.load_published() if cell_id[:2] == (paper.paper, "text")]
+        assert texts == [
+            cell_id for cell_id in published.load_published_numbers() if cell_id[:2] == (paper.paper, "text")
+        ]
 
 
 @pytest.mark.parametrize(("paper", "name"), TABLES, ids=[f"{paper.stem}-{name}" for paper, name in TABLES])
@@ -74,7 +76,7 @@ def test_table_layout_is_consistent(paper, name):
 
 @pytest.mark.parametrize(("paper", "name"), TABLES, ids=[f"{paper.stem}-{name}" for paper, name in TABLES])
 def test_repeated_cells_equal_original_cells(paper, name):
-    numbers, table = published.load_published(), paper.tables[name]
+    numbers, table = published.load_published_numbers(), paper.tables[name]
     repeated = {
         cell_id: paper.find_original_cell(cell_id)
         for cell_id in paper.iterate_cell_ids(name)

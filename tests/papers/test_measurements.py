@@ -252,7 +252,7 @@ def test_papers_pages_contain_measured_cells_and_reasons(finished_studies: dict[
     compared = make.write_paper_pages("smoke")
     folder = make.get_pages_folder("smoke")
     frame = pd.read_csv(folder / "cells.csv")
-    assert len(frame) == len(published.load_published())
+    assert len(frame) == len(published.load_published_numbers())
     filled = frame[frame["measured_mean"].notna()]
     assert list(filled[filled["table"] == "Table 2"].value_counts(["paper"])) == [8, 8], "PFPS-LWC and cwFedAvg"
     assert (filled["preset"] == "smoke").all()
@@ -296,7 +296,7 @@ def test_hyperparameters_and_server_memory_match_published_numbers(
     monkeypatch.chdir(tmp_path)
     planner.write_plan(planner.make_plan(Path("studies/papers/cwfedavg/table1.yaml")))
     cells = measure_paper(CW, "full")
-    numbers, checked = published.load_published(), 0
+    numbers, checked = published.load_published_numbers(), 0
     for cell_id, cell in cells.items():
         if cell_id.metric in ("hyperparameter", "server_memory_million_parameters"):
             assert require_number(cell).mean == pytest.approx(numbers[cell_id].mean, rel=5e-3), cell_id

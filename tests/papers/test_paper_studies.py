@@ -314,7 +314,7 @@ def test_cwfedavg_study_has_published_hyperparameters() -> None:
     }
     plan = plan_study("cwfedavg/table1")
     checked = 0
-    for cell_id, number in published.load_published().items():
+    for cell_id, number in published.load_published_numbers().items():
         if (cell_id.paper, cell_id.metric) != ("cwFedAvg", "hyperparameter"):
             continue
         for cell in plan.cells:

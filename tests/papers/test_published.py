@@ -27,7 +27,7 @@ COUNTS = {
 
 @pytest.fixture
 def numbers():
-    return published.load_published()
+    return published.load_published_numbers()
 
 
 def test_published_csv_has_641_numbers_by_status(numbers):

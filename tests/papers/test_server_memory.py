@@ -43,7 +43,7 @@ def test_server_elements_match_table_7_of_cwfedavg(row, classes):
     }[row]
     assert counts == expected_counts | ({} if row == "FedAvg" else {"distributions": 20 * classes})
     cell_id = CellId("cwFedAvg", "Table 7", row, str(classes), "server_memory_million_parameters")
-    published_count = published.load_published()[cell_id].mean
+    published_count = published.load_published_numbers()[cell_id].mean
     # The paper also counts the averaged head, which fedpipe does not store, and omits the distributions.
     extra = head - other_elements if row == "cwFedAvg (Output)" else -other_elements if row != "FedAvg" else 0
     assert (sum(counts.values()) + extra) / 1e6 == pytest.approx(published_count, rel=2e-4, abs=0.005)

@@ -79,7 +79,7 @@ def stored_study(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewPlan]:
 @pytest.fixture
 def files(stored_study: NewPlan) -> Iterator[tuple[Path, Path]]:
     """The two files of the store, which are restored afterwards."""
-    paths = stored_runs.get_runs_path(STUDY), stored_runs.get_accuracies_path(STUDY)
+    paths = stored_runs.get_stored_runs_path(STUDY), stored_runs.get_stored_accuracies_path(STUDY)
     contents = [path.read_bytes() for path in paths]
     yield paths
     for path, content in zip(paths, contents, strict=True):
@@ -381,7 +381,7 @@ def test_runs_without_common_round_have_no_difference() -> None:
         types.SimpleNamespace(accuracies_by_round=pd.DataFrame(accuracies | {"round": rounds}))
         for rounds in ([1, 2], [3, 4])
     ]
-    assert stored_runs.compute_largest_difference(*runs) == 0
+    assert stored_runs.compute_largest_accuracy_difference(*runs) == 0
 
 
 def test_cell_uses_local_run_and_shows_difference_to_stored_run(files: tuple[Path, Path]) -> None:
@@ -394,7 +394,7 @@ def test_cell_uses_local_run_and_shows_difference_to_stored_run(files: tuple[Pat
 
 
 def test_papers_pages_reject_damaged_store(clone: Path) -> None:
-    path = stored_runs.get_accuracies_path(STUDY)
+    path = stored_runs.get_stored_accuracies_path(STUDY)
     path.write_text(path.read_text().replace(" 0.", " 0.0", 1))
     with pytest.raises(ArtifactError, match=r"runs\.csv, line \d: .*was edited"):
         make.write_paper_pages("full")
@@ -431,7 +431,7 @@ def test_verify_recomputes_round_of_tuned_run(tmp_path: Path, monkeypatch: pytes
     )
     for rounds in (1, 2):
         run_study(plan.add_search_results(has_draws=True))
-        rung = tuning.rank_rung(plan, rounds, lambda index, *draw: plan.draw_planners[index](*draw))
+        rung = tuning.compute_rung_result(plan, rounds, lambda index, *draw: plan.draw_planners[index](*draw))
         write_bytes(plan.study_files.get_rung_result_path(rounds), encode_rung(rung))
         planner.write_plan(plan := planner.make_plan(STUDY))
     run_study(plan.add_search_results())

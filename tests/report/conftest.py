@@ -81,7 +81,9 @@ class Tree:
             report=Report(last_k=2),
         )
         partition = layout.get_assignment_path(PARTITION).with_name("heterogeneity.parquet")
-        self.write_table(partition, heterogeneity.summarize_clients(np.array([[4, 0], [3, 3]])), "assignment.json")
+        self.write_table(
+            partition, heterogeneity.make_heterogeneity_table(np.array([[4, 0], [3, 3]])), "assignment.json"
+        )
 
     def change(self, **fields: Any) -> None:
         """Change fields of the plan."""

@@ -15,7 +15,7 @@ from fedpipe.report.contrasts import Contrast, RunMean, Spread
 def load_published_columns():
     """Return the target numbers of each published column by paper, table, column and row."""
     columns = {}
-    for cell_id, number in published.load_published().items():
+    for cell_id, number in published.load_published_numbers().items():
         if number.status == "target":
             column = columns.setdefault((cell_id.paper, cell_id.table, cell_id.column), {})
             column[cell_id.row] = RunMean(number.mean, number.std, number.runs)

@@ -102,7 +102,7 @@ def test_show_command_compares_only_shown_file(study: Tree, monkeypatch: pytest.
 
 def test_build_report_files_does_not_change_frames(study: Tree) -> None:
     data = StudyData(study.plan)
-    frames = [data.metrics, data.accuracies, data.round_traffic, data.score_table]
+    frames = [data.metrics, data.accuracies, data.round_summaries, data.score_table]
     copies = [frame.copy() for frame in frames]
     contents.build_report_files(data)
     for frame, copy in zip(frames, copies, strict=True):

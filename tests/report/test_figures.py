@@ -485,7 +485,7 @@ def test_matrices_figure_shows_titles_of_algorithms(four):
     svg = Path("results/figures/matrices.svg").read_text()
     assert "FedAvg (λ), SL" in svg
     assert "feddw, SL" in svg
-    assert set(plots.build_matrix_cells(StudyData(four.plan))["line"]) == {"fedavg", "feddw"}, (
+    assert set(plots.build_matrix_entries(StudyData(four.plan))["line"]) == {"fedavg", "feddw"}, (
         "lines have labels, so DVC can compare commits"
     )
 

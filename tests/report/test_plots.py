@@ -61,7 +61,7 @@ def test_clients_csv_contains_client_names(two: Any) -> None:
 def test_matrix_cells_are_from_last_measured_round(two: Any) -> None:
     for run, measured in enumerate(({"SL": 0.1, "CR": 0.2}, None, None, None)):
         two.write_matrices(run, measured)
-    frame = plots.build_matrix_cells(StudyData(two.plan))
+    frame = plots.build_matrix_entries(StudyData(two.plan))
     assert list(frame.columns) == ["line", "matrix", "row", "column", "value"]
     assert len(frame) == 2 * 4
     assert set(frame["line"]) == {"fedavg"}

@@ -91,7 +91,7 @@ def test_grid_axis_with_name_of_recorded_column_is_rejected(make: Callable):
     tree = make(["fedavg"], seeds=[0], grid={"left_out": ["all"]})
     tree.write(0, [{"global-on-global": [(1, 2)]}])
     with pytest.raises(SettingsError, match=r"^study.grid.left_out: fedavg records "):
-        _ = StudyData(tree.plan).round_traffic
+        _ = StudyData(tree.plan).round_summaries
 
 
 @pytest.mark.parametrize("name", ["metrics", "rounds"])

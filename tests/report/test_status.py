@@ -60,7 +60,7 @@ def plan(started_study: StartedStudy) -> NewPlan:
 
 def render_table(plan: NewPlan, height: int | None = None) -> str:
     screen = Console(file=io.StringIO(), width=200)
-    screen.print(status_table.render_progress_table(plan, *status.load_run_progress(plan), 200, height))
+    screen.print(status_table.render_progress_table(plan, *status.load_progress_and_failures(plan), 200, height))
     assert isinstance(screen.file, io.StringIO)
     return screen.file.getvalue()
 
@@ -95,11 +95,11 @@ INTERRUPTED = FAILED | {"interrupted": True}
 
 def read_states(plan: NewPlan) -> dict[str, str]:
     labels = {plan.get_method_title(label): label for label in plan.algorithms}
-    return {labels[run.name.split()[0]]: run.state for run in status.load_run_progress(plan)[0]}
+    return {labels[run.name.split()[0]]: run.state for run in status.load_progress_and_failures(plan)[0]}
 
 
 def test_run_progress_has_rounds_accuracy_and_time_left(plan: NewPlan) -> None:
-    done, begun, waiting = status.load_run_progress(plan)[0]
+    done, begun, waiting = status.load_progress_and_failures(plan)[0]
     table = layout.read_merged_table(plan.runs[0].files.get_merged_files(3).metrics).to_pandas()
     last = table[(table["round"] == 3) & (table["protocol"] == plan.protocols[0])]
     assert done == RunProgress("FedAvg seed 0", "done", 3, 3, last["correct"].sum() / last["total"].sum(), 2.0)
@@ -117,11 +117,11 @@ def test_run_progress_has_accuracy_of_models_after_local_training() -> None:
     (run,) = studies.open_runs(plan)
     steps = run.run_segment(2)
     assert [next(steps), next(steps)] == [0, 1]
-    assert status.load_run_progress(plan)[0][0].accuracy is None, "nothing is measured yet"
+    assert status.load_progress_and_failures(plan)[0][0].accuracy is None, "nothing is measured yet"
     list(steps)
     rows = files.read_parquet(run.files.get_round_files(2).trained_accuracies).to_pylist()
     accuracy = sum(row["correct"] for row in rows) / sum(row["total"] for row in rows)
-    assert status.load_run_progress(plan)[0][0].accuracy == accuracy
+    assert status.load_progress_and_failures(plan)[0][0].accuracy == accuracy
     assert f"{100 * accuracy:.2f} %" in render_table(plan)
 
 
@@ -133,21 +133,21 @@ def test_seconds_of_run_are_mean_of_last_five_rounds() -> None:
     for number, round_times in enumerate(times, start=1):
         files.write_json(run.files.get_round_files(number).times, round_times)
     expected = (8 + 16 + 32 + 64 + 128) / 5
-    assert status.load_run_progress(plan)[0][0].seconds == expected
+    assert status.load_progress_and_failures(plan)[0][0].seconds == expected
     studies.finish_run(run, 7)
     merged_times = plan.runs[0].merged_files.times
     files.write_json(merged_times, files.read_json(merged_times) | {"rounds": times})
-    (progress,) = status.load_run_progress(plan)[0]
+    (progress,) = status.load_progress_and_failures(plan)[0]
     assert (progress.state, progress.seconds) == ("done", expected)
 
 
 def test_time_left_depends_on_number_of_parallel_runs() -> None:
     runs = [RunProgress(str(number), "running", 5, 10, None, 2.0) for number in range(4)]
-    assert status.estimate_time_left(runs) == 10
+    assert status.estimate_seconds_left(runs) == 10
     assert (
-        status.estimate_time_left([*runs, RunProgress("more", "waiting", 0, 10, None, None)]) == 20
+        status.estimate_seconds_left([*runs, RunProgress("more", "waiting", 0, 10, None, None)]) == 20
     )  # the waiting run takes longest
-    assert status.estimate_time_left([RunProgress("one", "waiting", 0, 10, None, None)]) is None
+    assert status.estimate_seconds_left([RunProgress("one", "waiting", 0, 10, None, None)]) is None
 
 
 def test_run_state_follows_job_records_and_log(plan: NewPlan) -> None:
@@ -161,11 +161,11 @@ def test_run_state_follows_job_records_and_log(plan: NewPlan) -> None:
 
     write_segment_records(plan, BEGUN, FAILED)
     assert read_states(plan)["fedprox"] == "failed"
-    (failure,) = status.load_run_progress(plan)[1]
+    (failure,) = status.load_progress_and_failures(plan)[1]
     assert (failure.rule, failure.log, failure.lines) == ("segment", log, ["one", "two"])
     write_segment_records(plan, BEGUN, FAILED, BEGUN)
     assert read_states(plan)["fedprox"] == "queued", "the job was begun again"
-    assert not status.load_run_progress(plan)[1]
+    assert not status.load_progress_and_failures(plan)[1]
     write_segment_records(plan, BEGUN, FAILED, number=2)
     write_segment_records(plan, BEGUN, number=3)
     assert read_states(plan)["fedprox"] == "queued", "another Snakemake began the job again"
@@ -182,7 +182,7 @@ def test_run_state_without_job_records_follows_lock_and_log(plan: NewPlan) -> No
     files.write_bytes(log, b"one\n")
     os.utime(log, (2e9, 2e9))
     assert read_states(plan)["fedprox"] == "running"
-    assert not status.load_run_progress(plan)[1]
+    assert not status.load_progress_and_failures(plan)[1]
 
 
 def test_run_interrupted_by_ctrl_c_is_stopped(plan: NewPlan) -> None:
@@ -190,13 +190,13 @@ def test_run_interrupted_by_ctrl_c_is_stopped(plan: NewPlan) -> None:
     files.write_bytes(log, b"one\n")
     os.utime(log, (0, 0))
     assert read_states(plan)["fedprox"] == "stopped"
-    assert not status.load_run_progress(plan)[1]
+    assert not status.load_progress_and_failures(plan)[1]
     write_segment_records(plan, BEGUN, INTERRUPTED, BEGUN, FAILED)
     assert read_states(plan)["fedprox"] == "failed", "the later job failed without an interrupt"
     write_segment_records(plan, BEGUN, INTERRUPTED)
     write_segment_records(plan, BEGUN, FAILED, number=2)
     assert read_states(plan)["fedprox"] == "failed", "another Snakemake began the job again"
-    assert len(status.load_run_progress(plan)[1]) == 1
+    assert len(status.load_progress_and_failures(plan)[1]) == 1
 
 
 def test_run_state_separates_records_of_parallel_snakemakes(plan: NewPlan) -> None:
@@ -213,7 +213,7 @@ def test_run_state_separates_records_of_parallel_snakemakes(plan: NewPlan) -> No
         ),
         number=2,
     )
-    assert {(failure.rule, str(failure.log)) for failure in status.load_run_progress(plan)[1]} == {
+    assert {(failure.rule, str(failure.log)) for failure in status.load_progress_and_failures(plan)[1]} == {
         ("table", "results/logs/table.log"),
         ("segment", "one.log"),
     }
@@ -254,7 +254,7 @@ def test_run_ended_by_sigterm_after_round_is_stopped(plan: NewPlan) -> None:
     moment = BEGIN + 100.5  # between the start and the end of the job
     os.utime(log, (moment, moment))
     assert read_states(plan)["fedprox"] == "stopped"
-    assert not status.load_run_progress(plan)[1]
+    assert not status.load_progress_and_failures(plan)[1]
     files.write_bytes(log, f"one\n{end}\nTraceback\n".encode())
     os.utime(log, (moment, moment))
     assert read_states(plan)["fedprox"] == "failed", "the job was begun again after SIGTERM"
@@ -294,17 +294,19 @@ def test_status_shows_failed_jobs_of_all_rules(plan: NewPlan) -> None:
             for rule, paths in outputs.items()
         )
     )
-    assert {failure.rule: failure.lines for failure in status.load_run_progress(plan)[1]} == {
+    assert {failure.rule: failure.lines for failure in status.load_progress_and_failures(plan)[1]} == {
         rule: [f"{rule} failed"] for rule in outputs
     }
     other = dataclasses.replace(plan, params=Path("studies/other.yaml"), diagnostics=())
-    assert {failure.rule for failure in status.load_run_progress(other)[1]} == {"download", "partition"}, (
+    assert {failure.rule for failure in status.load_progress_and_failures(other)[1]} == {"download", "partition"}, (
         "both studies need these files"
     )
     files.write_bytes(diagnostic.files.table, b"")
-    assert "diagnostic" in {failure.rule for failure in status.load_run_progress(plan)[1]}
+    assert "diagnostic" in {failure.rule for failure in status.load_progress_and_failures(plan)[1]}
     files.write_bytes(diagnostic.files.marker, b"")
-    assert "diagnostic" not in {failure.rule for failure in status.load_run_progress(plan)[1]}, "the diagnostic ended"
+    assert "diagnostic" not in {failure.rule for failure in status.load_progress_and_failures(plan)[1]}, (
+        "the diagnostic ended"
+    )
 
 
 def test_status_shows_end_of_log_of_failed_job(plan: NewPlan) -> None:
@@ -323,7 +325,7 @@ def test_status_shows_end_of_log_of_failed_job(plan: NewPlan) -> None:
 
 def test_status_ignores_failed_job_of_another_study(plan: NewPlan) -> None:
     write_segment_records(plan, FAILED | {"output": ["results/runs/other/0123456789ab/segments/0003.json"]})
-    assert not status.load_run_progress(plan)[1]
+    assert not status.load_progress_and_failures(plan)[1]
 
 
 def test_status_ignores_failed_segment_after_edit_of_rounds(plan: NewPlan) -> None:
@@ -333,10 +335,12 @@ def test_status_ignores_failed_segment_after_edit_of_rounds(plan: NewPlan) -> No
         earlier = FAILED | {"output": [f"{run.path}/segments/0005.json"], "log": [log]}
         write_segment_records(plan, earlier, number=number)
     assert read_states(plan) == {"fedavg": "done", "fedprox": "failed", "scaffold": "waiting"}
-    assert [failure.run for failure in status.load_run_progress(plan)[1]] == ["FedProx seed 0"], "FedAvg is complete"
+    assert [failure.run for failure in status.load_progress_and_failures(plan)[1]] == ["FedProx seed 0"], (
+        "FedAvg is complete"
+    )
     write_segment_records(plan, BEGUN, number=2)
     assert read_states(plan)["fedprox"] == "queued"
-    assert not status.load_run_progress(plan)[1]
+    assert not status.load_progress_and_failures(plan)[1]
 
 
 @pytest.mark.parametrize("is_split_later", [True, False])
@@ -350,7 +354,7 @@ def test_status_ignores_failed_job_after_run_is_split_otherwise(plan: NewPlan, i
     assert read_states(plan)["fedprox"] == "failed"
     write_segment_records(plan, BEGUN | last, number=2)
     assert read_states(plan)["fedprox"] == "queued"
-    assert not status.load_run_progress(plan)[1]
+    assert not status.load_progress_and_failures(plan)[1]
 
 
 def test_finished_job_with_temporary_output_is_not_running(plan: NewPlan) -> None:
@@ -433,7 +437,7 @@ def test_progress_table_shows_protocol_of_each_method() -> None:
         "Local: Local test accuracy (personalized)",
     ]
     for run, progress, protocol in zip(
-        plan.runs, status.load_run_progress(plan)[0], ("global-on-global", "personal-on-local"), strict=True
+        plan.runs, status.load_progress_and_failures(plan)[0], ("global-on-global", "personal-on-local"), strict=True
     ):
         table = files.read_parquet(run.files.get_round_files(1).metrics).to_pandas()
         sums = table[table["protocol"] == protocol][["correct", "total"]].sum()
@@ -500,7 +504,7 @@ def test_progress_summary_has_two_lines_if_too_wide() -> None:
 
 
 def test_progress_curves_contain_all_evaluated_rounds(plan: NewPlan) -> None:
-    done, begun, waiting = status.load_run_progress(plan, has_curves=True)[0]
+    done, begun, waiting = status.load_progress_and_failures(plan, has_curves=True)[0]
     assert (sorted(done.curves), sorted(begun.curves), waiting.curves) == ([1, 2, 3], [1, 2], {})
     for planned, run in zip(plan.runs, (done, begun), strict=False):
         for number in run.curves:
@@ -509,12 +513,12 @@ def test_progress_curves_contain_all_evaluated_rounds(plan: NewPlan) -> None:
                 counts = [(row["correct"], row["total"]) for row in rows if row["protocol"] == protocol]
                 correct, total = map(sum, zip(*counts, strict=True))
                 assert run.curves[number][protocol] == correct / total
-    assert [run.accuracy for run in status.load_run_progress(plan)[0]] == [done.accuracy, begun.accuracy, None]
+    assert [run.accuracy for run in status.load_progress_and_failures(plan)[0]] == [done.accuracy, begun.accuracy, None]
 
 
 def test_failed_job_logs_fill_at_most_half_of_watched_screen(plan: NewPlan) -> None:
     """Wrapped lines count, so the display fits. Without a height, all logs are printed."""
-    runs, _ = status.load_run_progress(plan)
+    runs, _ = status.load_progress_and_failures(plan)
     failures = [status.Failure("", "segment", Path(f"{number}.log"), ["x" * 150] * 3) for number in range(4)]
     screen = Console(file=io.StringIO(), width=80)
     assert isinstance(screen.file, io.StringIO)

@@ -81,7 +81,7 @@ def test_status_page_is_one_file_without_scripts_or_requests() -> None:
 def test_browser_shows_rows_and_curves_of_status_page(browser: Any, tmp_path: Path) -> None:
     status_page.update_status_page(Path("params.yaml"), "full", PAGE)
     plan = planner.make_plan()
-    runs, _ = status.load_run_progress(plan)
+    runs, _ = status.load_progress_and_failures(plan)
     for width in (1280, 375):
         assert list_problems(browser, tmp_path / PAGE, width) == ([], [])
         assert browser.evaluate("document.scripts.length + document.images.length") == 0

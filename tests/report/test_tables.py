@@ -230,7 +230,7 @@ def test_heterogeneity_table_has_row_per_custom_data_file(make):
     }
     tree.change(partitions=settings, runs=(tree.runs[0], dataclasses.replace(tree.runs[1], partition=other)))
     path = layout.get_assignment_path(other).with_name("heterogeneity.parquet")
-    tree.write_table(path, heterogeneity.summarize_clients(np.array([[5, 0], [0, 5]])), "assignment.json")
+    tree.write_table(path, heterogeneity.make_heterogeneity_table(np.array([[5, 0], [0, 5]])), "assignment.json")
     tree.write_all(map(make_round_counts, range(2)))
     text = tables.render_markdown_table(StudyData(tree.plan))
     rows = [re.split(r" *\| *", line.strip("| "))[:2] for line in text.splitlines() if line.startswith("| npz")]

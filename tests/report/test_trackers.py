@@ -276,7 +276,7 @@ def test_tracker_omits_undefined_scores(monkeypatch: pytest.MonkeyPatch) -> None
     plan = studies.prepare(studies.settings(("fedavg",), 1))
     (run,) = studies.open_runs(plan)
     list(run.run_segment(1))
-    numbers = trackers.read_round_numbers(run.files, 1)
+    numbers = trackers.read_round_metrics(run.files, 1)
     assert "auc/a-on-b" in numbers
     assert "auc/c-on-b" not in numbers
     assert list(numbers)[-1] == "participants"

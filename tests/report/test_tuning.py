@@ -65,7 +65,7 @@ def test_search_results_are_in_tables_and_draws_frame() -> None:
         compute_rounds(made, rounds)
         path = made.study_files.get_rung_result_path(rounds)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(encode_rung(tuning.rank_rung(made, rounds)))
+        path.write_bytes(encode_rung(tuning.compute_rung_result(made, rounds)))
     search.write_winner_settings(made)
     plan = Plan.read(made.study_files.plan)
     compute_rounds(plan, 2)

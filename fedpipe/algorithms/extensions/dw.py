@@ -161,10 +161,10 @@ def add_dw_mixin(method: Any) -> type[Any]:
 def get_dw_conflict(method: Any) -> str:
     """Why a method can't have the regularizer, with the advice. Empty: it can."""
     reason: str = getattr(method, "dw_conflict", "")
-    return f"{method.__qualname__} has its own parameter 'dw'" if has_own_dw(method) else reason
+    return f"{method.__qualname__} has its own parameter 'dw'" if has_dw_parameter(method) else reason
 
 
-def has_own_dw(method: Any) -> bool:
+def has_dw_parameter(method: Any) -> bool:
     """Whether a method's class has a parameter with the name of the extension."""
     return not issubclass(method, WithDW) and "dw" in {field.name for field in dataclasses.fields(method)}
 

@@ -246,7 +246,7 @@ def build_component(
     component_class, key = find_component(kind, name, key), key or kind.section
     if kind is ALGORITHM:
         dw = _import_feddw_extension()
-        if not dw.has_own_dw(component_class):
+        if not dw.has_dw_parameter(component_class):
             component_class = dw.add_dw_if_requested(component_class, parameters, key)
             parameters = {field: value for field, value in parameters.items() if (field, value) != ("dw", None)}
     try:

@@ -107,10 +107,10 @@ class Fetcher:
 
     def _download_from_mirror(self, name: str, checksum: str | None, path: Path) -> Path:
         try:
-            return self._download(self._get_mirror_url(name), checksum, path)
+            return self._download_to_cache(self._get_mirror_url(name), checksum, path)
         except OSError as error:
             raise ArtifactError(
-                f"dataset.mirror: {self._get_mirror_url(name)} can't be downloaded ({_describe_download_error(error)})."
+                f"dataset.mirror: {self._get_mirror_url(name)} can't be downloaded ({_describe_download_cause(error)})."
             ) from error
 
     def has_file(self, name: str) -> bool:
@@ -142,7 +142,7 @@ class Fetcher:
         urls = [*mirror_urls, *file.urls]
         for url in urls:
             try:
-                return self._download(url, file.checksum, self.cache / file.name)
+                return self._download_to_cache(url, file.checksum, self.cache / file.name)
             except (RequestException, ArtifactError):  # a server may answer with another page
                 if url == urls[-1]:
                     raise
@@ -160,7 +160,7 @@ class Fetcher:
     def _get_mirror_url(self, name: str) -> str:
         return f"{(self.mirror or '').rstrip('/')}/{name}"
 
-    def _download(self, source_url: str, checksum: str | None, path: Path) -> Path:
+    def _download_to_cache(self, source_url: str, checksum: str | None, path: Path) -> Path:
         """Download the file unless it is cached. Without a checksum the cache is not used."""
         import pooch
 
@@ -195,7 +195,7 @@ class Fetcher:
         while True:
             previous_size = _get_file_size(part_file)
             try:
-                return self._resume_download(url, part_file)
+                return self._attempt_download(url, part_file)
             except requests.RequestException as error:
                 is_refused = error.response is not None and error.response.status_code < 500
                 failures = 1 if _get_file_size(part_file) > previous_size else failures + 1
@@ -203,7 +203,7 @@ class Fetcher:
                     raise
                 time.sleep(self.pause * failures)
 
-    def _resume_download(self, url: str, part_file: Path) -> None:
+    def _attempt_download(self, url: str, part_file: Path) -> None:
         """Make one attempt, starting at the end of the partial file."""
         import requests
         from tqdm import tqdm
@@ -232,7 +232,7 @@ class Fetcher:
         )
         return (
             f"dataset.name: {Path(file.name).name} can't be downloaded from {urlsplit(file.urls[-1]).netloc} "
-            f"({_describe_download_error(error)}). On a machine with a network, get {names} from "
+            f"({_describe_download_cause(error)}). On a machine with a network, get {names} from "
             f"{file.urls[0].rpartition('/')[0]}, and put {'it' if len(missing_files) == 1 else 'them'} into {folder}."
             + (f" Then set dataset.mirror or {MIRROR_VARIABLE} to FOLDER." if not has_local_mirror else "")
         )
@@ -254,7 +254,7 @@ def _get_file_size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
 
 
-def _describe_download_error(error: OSError) -> str:
+def _describe_download_cause(error: OSError) -> str:
     import requests
 
     if isinstance(error, requests.HTTPError) and error.response is not None:

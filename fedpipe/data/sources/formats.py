@@ -82,9 +82,9 @@ def read_npz(path: Path) -> Samples:
         )
     labels, class_names = encode_labels(path, _flatten_column(y))
     tests = int(test.sum()) if "x_train" in arrays else 0
-    columns = _find_other_columns(other_arrays, len(labels), tests)
+    columns = _convert_other_arrays_to_columns(other_arrays, len(labels), tests)
     omitted_columns = _explain_omitted_arrays(other_arrays, columns, len(labels))
-    return Samples(_convert_input_layout(path, x), labels, test, columns, class_names, omitted_columns)
+    return Samples(_convert_and_validate_inputs(path, x), labels, test, columns, class_names, omitted_columns)
 
 
 def load_table(path: Path) -> pa.Table:
@@ -164,14 +164,16 @@ def convert_table_to_samples(
             f"first in row {is_missing.argmax()}. Give each row a value."
         )
     labels, class_names = encode_labels(source, table[label].to_numpy())
-    class_names = class_names or tuple(read_class_names(table, label))
+    class_names = class_names or tuple(read_huggingface_class_names(table, label))
     split = table["split"].to_pylist() if "split" in names else ["train"] * len(table)
     if invalid_splits := sorted({str(value) for value in split} - {"train", "test"}):
         raise ArtifactError(f"{source}: the column split contains '{invalid_splits[0]}'. Use 'train' or 'test'.")
     test = np.array([value == "test" for value in split], dtype=np.bool_)
     other_columns = _read_other_columns(table, sample_columns)
     if len(input_names) > 1 or _is_numeric_column(table[input_names[0]].type, input_names[0]):
-        return TableSamples(None, _read_features(table, source, input_names), labels, class_names, test, *other_columns)
+        return TableSamples(
+            None, _read_numeric_columns(table, source, input_names), labels, class_names, test, *other_columns
+        )
     cells = table[input_names[0]].to_pylist()
     if input_names[0] == "text" or all(isinstance(cell, str) for cell in cells):
         if not all(isinstance(text, str) for text in cells):
@@ -219,7 +221,7 @@ def _format_label(value: Any) -> str:
     return text.removesuffix(".0") if isinstance(value, (float, np.floating)) else text
 
 
-def _convert_input_layout(path: Path | str, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _convert_and_validate_inputs(path: Path | str, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if x.ndim == 4 and x.shape[-1] in CHANNELS:
         x = x.transpose(0, 3, 1, 2)
     if x.dtype == np.uint8 and x.ndim == 3:
@@ -262,10 +264,10 @@ def _read_other_arrays(file: Any) -> dict[str, npt.NDArray[Any] | None]:
     return arrays
 
 
-def _find_other_columns(
+def _convert_other_arrays_to_columns(
     other_arrays: Mapping[str, npt.NDArray[Any] | None], num_samples: int, num_tests: int
 ) -> dict[str, Column]:
-    """Find arrays with one value per sample, and pairs of arrays of the training and test samples."""
+    """Convert arrays with one value per sample, and pairs of training and test arrays, to columns."""
     arrays = {
         name: array
         for name, array in other_arrays.items()
@@ -322,14 +324,14 @@ def _read_other_columns(table: pa.Table, sample_columns: Sequence[str]) -> tuple
         ):
             reasons[name] = f"it contains {kind}. Use texts, numbers or dates"
         else:
-            column, class_names = Column.from_values(table[name]), read_class_names(table, name)
+            column, class_names = Column.from_values(table[name]), read_huggingface_class_names(table, name)
             if all(value.isdecimal() and int(value) < len(class_names) for value in column.names):
                 column = Column(column.codes, tuple(class_names[int(value)] for value in column.names))
             columns[name] = column
     return columns, reasons
 
 
-def read_class_names(table: pa.Table, name: str) -> Sequence[str]:
+def read_huggingface_class_names(table: pa.Table, name: str) -> Sequence[str]:
     """Read the names of the classes that Hugging Face stores with a column. Empty if there are none."""
     metadata = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
     feature = ((metadata.get("info") or {}).get("features") or {}).get(name)
@@ -345,15 +347,15 @@ def _is_numeric_column(column_type: pa.DataType, name: str) -> bool:
     )
 
 
-def _read_features(table: pa.Table, source: str, names: Sequence[str]) -> npt.NDArray[np.float32]:
-    """Read columns of numbers as features, shape (n, len(names))."""
+def _read_numeric_columns(table: pa.Table, source: str, names: Sequence[str]) -> npt.NDArray[np.float32]:
+    """Read columns of numbers as inputs, shape (n, len(names))."""
     import pyarrow as pa
 
     for name in names:
         if not _is_numeric_column(table[name].type, name):
             raise _make_input_error(table, source, name)
-    features = np.stack([table[name].cast(pa.float64(), safe=False).to_numpy() for name in names], axis=1)
-    return _convert_input_layout(source, features)
+    inputs = np.stack([table[name].cast(pa.float64(), safe=False).to_numpy() for name in names], axis=1)
+    return _convert_and_validate_inputs(source, inputs)
 
 
 def _make_input_error(table: pa.Table, source: str, name: str) -> ArtifactError:

@@ -160,7 +160,7 @@ def read_images(
     x: npt.NDArray[np.uint8] | None = None
     for row, (name, open_file) in enumerate(files):
         pixels = _decode_image(
-            name, open_file, lambda image: np.asarray(_resize_image(image.convert(mode), image_size))
+            name, open_file, lambda image: np.asarray(_crop_and_resize_image(image.convert(mode), image_size))
         )
         pixels = pixels[None] if mode == "L" else pixels.transpose(2, 0, 1)
         if x is None:
@@ -175,7 +175,7 @@ def read_images(
     return x
 
 
-def _resize_image(image: Image.Image, size: int | None) -> Image.Image:
+def _crop_and_resize_image(image: Image.Image, size: int | None) -> Image.Image:
     from PIL import Image, ImageOps
 
     return image if size is None else ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)

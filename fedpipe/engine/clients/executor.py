@@ -281,7 +281,7 @@ class ClientPass:
         self._compute_gradient_and_loss, self._can_overwrite = differentiate, can_overwrite
         self._optimizer, self._optimizer_part = build_optimizer(algorithm.federation), f"optimizer/{training.stream}"
         buffer_names = set(algorithm.net.buffer_names)
-        names = training.get_trained_tensors(client) if training.only is None else training.only
+        names = training.get_trained_part_tensors(client) if training.only is None else training.only
         self._names = tuple(name for name in names if name.rpartition("/")[2] not in buffer_names)
         contract.validate_trained_names(algorithm, training, self._names, client)
         contract.validate_pull_target(algorithm, training, self._names, client)
@@ -292,7 +292,7 @@ class ClientPass:
             return client
         return client | {
             self._optimizer_part: self._optimizer.init_slots(
-                self._training.get_trained_tensors(client).only(self._names)
+                self._training.get_trained_part_tensors(client).only(self._names)
             )
         }
 
@@ -318,7 +318,7 @@ class ClientPass:
 
     def compute_gradient(self, client: State, batch: Batch) -> GradientAndLoss:
         """Compute the clipped gradient of loss and pull, the loss, and the running statistics."""
-        training, group = self._training, self._training.get_trained_tensors(client)
+        training, group = self._training, self._training.get_trained_part_tensors(client)
 
         def compute_loss(parameters: Tensors) -> tuple[Tensor, Statistics]:
             trained_client = self._make_buffers_distinct(training.replace_trained_tensors(client, parameters))
@@ -339,7 +339,7 @@ class ClientPass:
 
     def apply_gradient(self, client: State, gradient: Tensors, can_overwrite: bool = False) -> State:
         """Take a step of the federation's optimizer, which may overwrite the gradient."""
-        group, part = self._training.get_trained_tensors(client), self._optimizer_part
+        group, part = self._training.get_trained_part_tensors(client), self._optimizer_part
         gradient = gradient.clipped(self._algorithm.federation.clip_norm, can_overwrite)
         parameters, slots = self._optimizer.update_parameters(
             group.only(gradient), gradient, client[part], can_overwrite

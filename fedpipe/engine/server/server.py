@@ -67,7 +67,7 @@ def aggregate_uploads(algorithm: Algorithm, server: State, uploads: Uploads) -> 
     ]
     contract.validate_uploaded_statistics(algorithm, shared_parts, uploads, server)
     return state | {
-        name: state[name] | uploads.get_effective_uploads(name).mean(name, net.buffers(first_upload[name]))
+        name: state[name] | uploads.get_uploads_with_part_weights(name).mean(name, net.buffers(first_upload[name]))
         for name in shared_parts
     }
 

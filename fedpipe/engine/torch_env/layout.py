@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fedpipe.models.layers import has_large_kernels
+from fedpipe.models.layers import has_many_kernel_weights
 
 PAGE = 1024  #: float32 numbers in 4 KiB
 NARROW = 64  #: number of outputs below which rows are always faster
@@ -34,7 +34,7 @@ def to_channels_last(value: Tensor) -> Tensor:
 
 def _optimize_tensor_layout(value: Tensor) -> Tensor:
     if value.dim() == 4:
-        return value if has_large_kernels(value) else to_channels_last(value)
+        return value if has_many_kernel_weights(value) else to_channels_last(value)
     return value.t().contiguous().t() if value.dim() == 2 and _has_rows_colliding_in_cache(*value.shape) else value
 
 

@@ -113,7 +113,7 @@ def _build_small_multiples(
     axes = figure.subplots(rows, columns, squeeze=False)
     marker = "" if frame["round"].nunique() > 1 else "o"  # one round has no line
     curves = dict(iter(frame.groupby(["point", "line", "protocol"], sort=False)))
-    rounded_values = {key: _round_values(line_rows) for key, line_rows in curves.items()}
+    rounded_values = {key: _compute_rounded_values(line_rows) for key, line_rows in curves.items()}
     for ax, (point, name) in zip(axes.flat, panels, strict=False):
         for index, protocol in enumerate(protocols):
             protocol_rows, reference_curve = (
@@ -150,11 +150,11 @@ def _find_equal_lines(panel: pd.DataFrame) -> list[list[str]]:
     """Find lines of a panel that are equal in every round, so that only the last is visible."""
     groups: dict[tuple[float, ...], list[str]] = {}
     for name, line_rows in panel.groupby("line", sort=False):
-        groups.setdefault(_round_values(line_rows), []).append(str(name))
+        groups.setdefault(_compute_rounded_values(line_rows), []).append(str(name))
     return [names for names in groups.values() if len(names) > 1]
 
 
-def _round_values(line_rows: pd.DataFrame) -> tuple[float, ...]:
+def _compute_rounded_values(line_rows: pd.DataFrame) -> tuple[float, ...]:
     """Round the numbers of a line, so that lines that look equal have equal numbers."""
     return tuple(line_rows[["round", "mean", "std"]].fillna(0).to_numpy().round(9).ravel())
 

@@ -39,12 +39,12 @@ EXPONENT = re.compile(r"\b(\d+(?:\.\d+)?)e([+-]\d\d)\b")
 DATASETS = re.compile(r"CIFAR-\d+|(?:Fashion-|F)?MNIST|IMDB|Tiny ImageNet\*?|AG News")
 
 
-def format_number(number: float) -> str:
+def format_axis_number(number: float) -> str:
     """Format a number of an axis or a legend.
 
     Examples
     --------
-    >>> [format_number(number) for number in (1e-5, 0.0003, 0.5, 10000)]
+    >>> [format_axis_number(number) for number in (1e-5, 0.0003, 0.5, 10000)]
     ['10⁻⁵', '0.0003', '0.5', '10,000']
     """
     return typeset_exponents(f"{number:,g}")
@@ -137,7 +137,7 @@ def plot_line_panels(
             ax.xaxis.set_minor_locator(NullLocator())
         labeled_ticks = ticks if is_log else _choose_axis_ticks(ticks, 0.0 if has_tick_per_value else 0.19, columns)
         ax.xaxis.set_major_locator(FixedLocator([tick or zero for tick in labeled_ticks]))
-        ax.xaxis.set_ticklabels([format_number(tick) for tick in labeled_ticks])
+        ax.xaxis.set_ticklabels([format_axis_number(tick) for tick in labeled_ticks])
         has_title = bool(x_label) and frame["panel"].nunique() > 1
         ax.set_title(textwrap.fill(panel.replace(" = ", "\u00a0=\u00a0"), round(70 / columns)) if has_title else "")
         is_bottom, is_first = index + columns >= len(axes), not index or groups[index - 1][0][0] != measure
@@ -327,7 +327,7 @@ def _choose_axis_ticks(values: Sequence[float], min_gap: float, columns: int) ->
     character_width = columns / PAGE.characters_per_line
     chosen_values = [values[-1]]
     for value in values[-2::-1]:
-        text = format_number(chosen_values[-1]) + format_number(value)
+        text = format_axis_number(chosen_values[-1]) + format_axis_number(value)
         gap = max(min_gap, character_width * (len(text) + 1) / 2)
         if chosen_values[-1] - value >= gap * (values[-1] - values[0]):
             chosen_values.append(value)

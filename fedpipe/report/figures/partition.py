@@ -17,7 +17,7 @@ from fedpipe.core.errors import SettingsError, suggest_name
 from fedpipe.core.storage import files, layout
 from fedpipe.data import heterogeneity
 from fedpipe.data.assignment import Assignment
-from fedpipe.data.class_names import get_class_names
+from fedpipe.data.class_names import read_class_names_or_numbers
 from fedpipe.data.partitions.base import Integers
 from fedpipe.planning.plan import Plan
 from fedpipe.report.figures import style
@@ -40,7 +40,7 @@ def write_partition_figure(plan: Plan, key: str) -> None:
         plan.get_partition_settings_with_repository(key),
         page,
         client_names=assignment.names,
-        class_names=get_class_names(dataset, counts.shape[1]),
+        class_names=read_class_names_or_numbers(dataset, counts.shape[1]),
         held_out=plan.held_out.get(key, ()),
         notes=plan.drift_notes,
     )
