@@ -255,11 +255,6 @@ class Assignment:
         )
         return cls(train, validation, test, np.unique(sample[sample_split == "test"]), counts, names, dropped_clients)
 
-    @property
-    def sizes(self) -> Integers:
-        """Number of training samples of each client, shape (N,)."""
-        return np.asarray(self.class_counts.sum(axis=1), dtype=np.int64)
-
 
 def _partition_samples(
     scheme: Scheme, column: Column | None, labels: Integers, samples: Integers, num_clients: int, seed: int

@@ -23,14 +23,14 @@ from fedpipe.report import results
 ENVIRONMENT_FIELDS = ("fedpipe", "python", "torch", "numpy", "device", "executor")
 
 
-class Recorded(NamedTuple):
+class RecordedStudy(NamedTuple):
     """What was recorded of a study, in words. Nothing if the plan is not current."""
 
     message: str
     is_current: bool = True
 
 
-def record_runs_of_studies(paths: list[Path], preset: str) -> Iterator[Recorded]:
+def record_runs_of_studies(paths: list[Path], preset: str) -> Iterator[RecordedStudy]:
     """Record the finished runs of all studies that are planned at a preset.
 
     Stored runs stay as they are, also if they are not on this machine. Studies without finished runs are omitted.
@@ -56,7 +56,7 @@ def record_runs_of_studies(paths: list[Path], preset: str) -> Iterator[Recorded]
         )
 
 
-def record_runs_of_study(plan: Plan, commit: str) -> Recorded | None:
+def record_runs_of_study(plan: Plan, commit: str) -> RecordedStudy | None:
     """Record the finished runs of a study. ``commit`` is the commit of today's code. None without finished runs."""
     cells: dict[tuple[str, str, int], list[Cell]] = {}
     for cell in results.sort_cells(plan):
@@ -66,14 +66,16 @@ def record_runs_of_study(plan: Plan, commit: str) -> Recorded | None:
         return None
     if freshness.compare_plan_with_files(plan).state == "stale":
         command = shlex.join(["fedpipe", "plan", "--params", str(plan.params), "--preset", plan.preset])
-        return Recorded(
+        return RecordedStudy(
             f"{plan.params}: skipped, because it has changed since it was planned. Type `{command}`.", False
         )
     run_store = RunStore.read(plan.params)
     added = sum(run_store.add_run(make_stored_run(plan, run_cells, commit)) for run_cells in cells.values())
     if added:
         run_store.write()
-    return Recorded(f"{stored_runs.get_stored_runs_path(plan.params)}: {added} added, {len(run_store.runs)} stored")
+    return RecordedStudy(
+        f"{stored_runs.get_stored_runs_path(plan.params)}: {added} added, {len(run_store.runs)} stored"
+    )
 
 
 def make_stored_run(plan: Plan, cells: list[Cell], commit: str) -> StoredRun:

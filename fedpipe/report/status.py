@@ -115,7 +115,7 @@ class LoggedJob:
     submit_time: float = 0.0  #: time of submission
     is_finished: bool = False
     error: str = ""  #: reason of the failure, from the executor
-    interrupted: bool = False  #: ended by Ctrl+C
+    is_interrupted: bool = False  #: ended by Ctrl+C
 
     @cached_property
     def outputs_and_parent_folders(self) -> set[Path]:
@@ -139,7 +139,7 @@ class LoggedJob:
 
         False for a segment without its own log, because the log belongs to the previous job.
         """
-        if self.interrupted:
+        if self.is_interrupted:
             return True
         with suppress(FileNotFoundError):
             is_current_log = self.logs[0].stat().st_mtime >= math.floor(self.submit_time)
@@ -461,7 +461,7 @@ def _read_logged_jobs_of_file(path: Path, file_size: int) -> list[LoggedJob]:
                     float(record["time"]),
                     submit_times.get(record["job"], 0.0),
                     error=record.get("error", ""),
-                    interrupted=record.get("interrupted", False),
+                    is_interrupted=record.get("interrupted", False),
                 )
             )
             last_jobs[record["job"]] = jobs[-1]

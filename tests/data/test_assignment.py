@@ -107,7 +107,7 @@ def test_assignment_contains_every_sample_once_and_trains_every_client(
     all_samples = np.concatenate([*assignment.train, *assignment.validation, assignment.global_test])
     assert np.array_equal(np.sort(all_samples), np.arange(len(labels)))
     assert len(assignment.train) == len(assignment.validation) == len(assignment.test) == clients
-    assert assignment.sizes.min() >= 1
+    assert assignment.class_counts.sum(axis=1).min() >= 1
     assert any(len(samples) for samples in assignment.validation) == bool(validation)
     assert set(np.concatenate(assignment.test)) <= set(assignment.global_test)
 
@@ -143,7 +143,7 @@ def test_official_test_sizes_follow_largest_remainder() -> None:
     assignment = Assignment.from_table(table)  # quotas 2, 4/3, 2/3: the last sample goes to the third client
     assert [len(test) for test in assignment.test] == [2, 1, 1]
     assert [train.tolist() for train in assignment.train] == [[0, 1, 2], [3, 4], [5]]
-    assert assignment.sizes.tolist() == [3, 2, 1]
+    assert assignment.class_counts.sum(axis=1).tolist() == [3, 2, 1]
 
 
 def test_largest_remainder_breaks_ties_at_random() -> None:
