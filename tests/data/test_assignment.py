@@ -199,7 +199,7 @@ def test_pooled_test_set_of_client_ignores_other_clients() -> None:
 def test_assignment_supports_clients_with_one_sample() -> None:
     table, *_ = assign_digits(IID(), "official", num_clients=50, train=5, test=3)
     assignment = Assignment.from_table(table)
-    assert assignment.sizes.tolist() == [1] * 50
+    assert assignment.class_counts.sum(axis=1).tolist() == [1] * 50
     assert assignment.class_counts.shape == (50, 10)
     assert sum(len(test) for test in assignment.test) == 30
 
@@ -218,7 +218,9 @@ def test_assignment_survives_write_and_read(tmp_path: Path) -> None:
     assert files.read_parquet(path).equals(table)
     assert np.array_equal(assignment.class_counts, direct.class_counts)
     assert all(np.array_equal(a, b) for a, b in zip(assignment.train, direct.train, strict=True))
-    assert all(array.dtype == np.int64 for array in [*assignment.train, *assignment.test, assignment.sizes])
+    assert all(
+        array.dtype == np.int64 for array in [*assignment.train, *assignment.test, assignment.class_counts.sum(axis=1)]
+    )
     assert assignment.global_test.dtype == np.int64
     assert all((np.diff(array) > 0).all() for array in [*assignment.train, *assignment.test, assignment.global_test])
 
@@ -309,7 +311,7 @@ def test_validation_samples_come_from_training_samples_of_client(split: Split, s
         assert len(with_validation.validation[client]) == len(without_validation.train[client]) // 5
         both = np.sort(np.concatenate([with_validation.train[client], with_validation.validation[client]]))
         assert np.array_equal(both, without_validation.train[client])
-    assert with_validation.sizes.tolist() == [len(train) for train in with_validation.train]
+    assert with_validation.class_counts.sum(axis=1).tolist() == [len(train) for train in with_validation.train]
 
 
 def test_stratified_validation_set_matches_class_proportions() -> None:
@@ -341,7 +343,7 @@ def test_dirichlet_overlap_has_one_row_per_sample_and_client() -> None:
     assert len(np.unique(train_samples)) < (~is_test).sum()  # some samples have no client
     assert not is_test[train_samples].any()
     assert (assignment.class_counts >= 1).all()
-    assert np.array_equal(assignment.sizes, [len(train) for train in assignment.train])
+    assert np.array_equal(assignment.class_counts.sum(axis=1), [len(train) for train in assignment.train])
     assert np.array_equal(labels[table["sample"].to_numpy()], table["label"].to_numpy())
 
 

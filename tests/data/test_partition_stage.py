@@ -33,13 +33,13 @@ def test_heterogeneity_file_matches_assignment() -> None:
     path = layout.get_assignment_path(key)
     assignment = Assignment.read(path, files.read_recorded_sha256(path))
     table = files.read_parquet(path.with_name("heterogeneity.parquet"))
-    assert table["samples"].to_pylist() == assignment.sizes.tolist()
+    assert table["samples"].to_pylist() == assignment.class_counts.sum(axis=1).tolist()
     assert sum(map(len, assignment.validation)) == pytest.approx(143, abs=10)
     summary = HeterogeneitySummary.from_table(table)
     assert summary == HeterogeneitySummary.from_counts(assignment.class_counts)
     assert summary.entropy == pytest.approx(np.mean(table["entropy"].to_pylist()))
     assert summary.js_distance == pytest.approx(np.mean(table["js_distance"].to_pylist()))
-    assert summary.gini == pytest.approx(heterogeneity.compute_gini(assignment.sizes))
+    assert summary.gini == pytest.approx(heterogeneity.compute_gini(assignment.class_counts.sum(axis=1)))
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------
