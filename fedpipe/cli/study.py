@@ -123,6 +123,8 @@ def run_studies(
 
     This prints and executes a snakemake command. Other options, such as `--forcerun table`, are passed to Snakemake.
     """
+    from fedpipe.cli.scaffold import project
+
     require_single_study(params, preset)
     require_existing_study(params)
     if not Path("Snakefile").is_file() and not {"-s", "--snakefile"}.intersection(context.args):
@@ -131,6 +133,9 @@ def run_studies(
             "with `fedpipe init .`, which keeps your params.yaml."
         )
     StudyFiles.from_params(params, preset)  # raises an error if the preset can't be part of a path
+    _require_writable_cache_folder()
+    if outdated_warning := project.get_outdated_warning(Path()):
+        typer.echo(f"fedpipe: {outdated_warning}", err=True)
     snakemake_options = list(context.args)
     if snakemake_options and not snakemake_options[0].startswith("-"):
         raise SettingsError(
@@ -156,6 +161,18 @@ def run_studies(
     if Path(sys.executable).with_name("snakemake").is_file():
         command[:1] = [sys.executable, "-P", "-m", "snakemake_logger_plugin_fedpipe"]  # the same without pandas
     os.execvp(command[0], command)
+
+
+def _require_writable_cache_folder() -> None:
+    """Reject a home folder in which Snakemake can't make its cache, such as that of another user in a container."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    with suppress(OSError, RuntimeError):  # RuntimeError without a home folder
+        folder = folder.expanduser()
+        folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK):
+        raise SettingsError(
+            f"HOME: Snakemake can't write its cache to {folder}. Set XDG_CACHE_HOME to a folder that you can write to."
+        )
 
 
 @app.command("papers", rich_help_panel=USER_PANEL)

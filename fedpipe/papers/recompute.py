@@ -102,10 +102,12 @@ def draw_random_rounds(studies: list[Path], preset: str, count: int, rng: random
     ArtifactError
         A store is damaged.
     """
-    runs = [(study, run) for study in studies for run in RunStore.read(study).runs if run.preset == preset]
+    all_runs = [(study, run) for study in studies for run in RunStore.read(study).runs]
+    runs = [(study, run) for study, run in all_runs if run.preset == preset]
     if not runs:
-        names = ", ".join(map(str, studies))
-        raise SettingsError(f"--stored: {names}: no stored run at preset {preset}. Type `fedpipe store` first.")
+        names, presets = ", ".join(map(str, studies)), sorted({run.preset for _, run in all_runs})
+        advice = f"Use --preset {' or '.join(presets)}." if presets else "Type `fedpipe store` first."
+        raise SettingsError(f"--stored: {names}: no stored run at preset {preset}. {advice}")
     drawn_runs = rng.sample(runs, min(count, len(runs)))
     return [DrawnRound(study, run, rng.choice(run.accuracies_by_round["round"].tolist())) for study, run in drawn_runs]
 

@@ -35,6 +35,8 @@ RESTORE_ADVICE = "Restore the file from git, or delete the lines of this run."
 Text = Annotated[str, Field(min_length=1)]
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{12}$")]
 
+csv.field_size_limit(2**31 - 1)  # a curve of 15,000 evaluated rounds is longer than the default
+
 
 @dataclass(frozen=True, kw_only=True)
 class AccuracyCurve:
@@ -301,7 +303,7 @@ def _read_csv_lines(path: Path, kind: type[Any]) -> Iterator[tuple[int, list[str
         return
     columns = ["id", *_list_csv_columns(kind)]
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")  # names may contain other line breaks
     except UnicodeDecodeError:
         raise ArtifactError(f"{path} is damaged: it is not text. {RESTORE_ADVICE}") from None
     for number, line in enumerate(lines, start=1):

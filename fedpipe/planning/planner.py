@@ -93,20 +93,20 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
     declare_command = None if has_preset_files else download_command
     with grid.add_location_to_errors([f"with preset {preset}"] if preset != FULL_PRESET else []):
         study_params = parser.parse_params(raw, declare_command, obtain_command=download_command)
-    draft = _PlanDraft(study_params, grid.collect_grid_keys(study_params, preset_changes))
-    search.check_tune_section(study_params, preset_changes, draft.grid_keys)
-    for point in grid.iterate_grid_points(study_params):
-        point_settings = grid.build_grid_point_params(raw, study_params, point, preset_changes, download_command)
-        settings_by_label = {label: (params, own) for params, labels, own in point_settings for label in labels}
-        draft.add_grid_point(point, settings_by_label)
-        resolve_draw = partial(grid.build_draw_params, raw, point, preset_changes, download_command)
-        draft.add_searches(point, {label: params for label, (params, _) in settings_by_label.items()}, resolve_draw)
-    has_new_clients = any("held_out" in settings.federation for settings in draft.run_settings.values())
-    check_reported_clients(study_params, has_new_clients)
-    draft.warnings += draft.list_warnings_about_settings_without_effect()
-    draft.warnings += partition.collect_partition_warnings(draft.partitions, draft.file_texts)
-    plan = draft.build_plan(path, preset)
-    check_rank_test(plan)
+        draft = _PlanDraft(study_params, grid.collect_grid_keys(study_params, preset_changes))
+        search.check_tune_section(study_params, preset_changes, draft.grid_keys)
+        for point in grid.iterate_grid_points(study_params):
+            point_settings = grid.build_grid_point_params(raw, study_params, point, preset_changes, download_command)
+            settings_by_label = {label: (params, own) for params, labels, own in point_settings for label in labels}
+            draft.add_grid_point(point, settings_by_label)
+            resolve_draw = partial(grid.build_draw_params, raw, point, preset_changes, download_command)
+            draft.add_searches(point, {label: params for label, (params, _) in settings_by_label.items()}, resolve_draw)
+        has_new_clients = any("held_out" in settings.federation for settings in draft.run_settings.values())
+        check_reported_clients(study_params, has_new_clients)
+        draft.warnings += draft.list_warnings_about_settings_without_effect()
+        draft.warnings += partition.collect_partition_warnings(draft.partitions, draft.file_texts)
+        plan = draft.build_plan(path, preset)
+        check_rank_test(plan)
     rungs = Plan.read_rungs(plan)
     for rung in rungs:
         for plan_draw, result in zip(plan.draw_planners, rung.searches, strict=True):

@@ -52,7 +52,7 @@ ValidationProtocol = Literal[
 ]
 Metric = Literal["accuracy", "auc", "ece", "nll"]
 NEW_CLIENTS_PREFIX = "new-"  #: begins the name of a protocol of new clients, such as ``new-personal-on-local``
-LABEL_PATTERN = r"^[a-z][a-z0-9_]*$"
+LABEL_PATTERN = r"^[a-z][a-z0-9_]{0,99}$"  #: part of names of files
 Label = Annotated[str, Field(pattern=LABEL_PATTERN)]
 #: JSON Schema of a number of a client or class. Names are numbers after `replace_names_by_numbers`.
 NUMBER_OR_NAME = WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string"}]})

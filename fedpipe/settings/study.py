@@ -23,7 +23,7 @@ TABLE_COLUMNS = (
     *("distance_from_mean", "bytes down", "bytes up", "reported accuracy", "std of clients", "worst tenth"),
     *("lowest client", "macro F1", "balanced accuracy", "reported AUC", "reported ECE", "reported NLL", "server_rate"),
 )
-AxisValue = Annotated[str, Field(pattern=r"^[^|\s]([^|\n]*[^|\s])?$")]
+AxisValue = Annotated[str, Field(pattern=r"^[^|\s]([^|\x00-\x1f\u0085\u2028\u2029]*[^|\s])?$")]  # one line of a table
 Axis = dict[AxisValue, dict[str, Any]]  #: keys that each named value sets
 GridValues = Annotated[
     Annotated[tuple[Any, ...], Tag("list")] | Annotated[Axis, Tag("axis")],

@@ -90,6 +90,11 @@ def test_update_project_replaces_outdated_files_and_keeps_edited_files(folder: P
     (folder / "workflow/profiles/slurm/config.yaml").write_text("of our cluster\n")  # of this version, edited
     (folder / "params.yaml").write_text("study: {seeds: [7]}\n")
     warning = project.get_outdated_warning(folder)
+    command = [sys.executable, "-m", "fedpipe", "run", "--version"]
+    ran = subprocess.run(
+        command, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert ran.stderr.startswith(f"fedpipe: {warning}\nsnakemake all ")
     assert re.search(f"fedpipe 0.0.1, .*{re.escape(fedpipe.__version__)} .*`fedpipe init . --update`", warning)
     record = folder / project.RECORD_PATH
     record.write_text(json.dumps(json.loads(record.read_text()) | {"version": fedpipe.__version__}))

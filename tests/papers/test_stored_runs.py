@@ -137,6 +137,18 @@ def test_recording_keeps_stored_runs_without_local_files(stored_study: NewPlan, 
     assert files[0].read_bytes() == before
 
 
+def test_store_reads_names_with_line_separators_and_long_curves(files: tuple[Path, Path]) -> None:
+    """A word processor's line break is allowed in the name of a grid value. A curve may have 20,000 rounds."""
+    run_store = RunStore.read(STUDY)
+    frame = pd.DataFrame({"round": range(1, 20_001), "accuracy": 0.123456})
+    curve = AccuracyCurve.from_accuracies("trained-on-local", "sample", 100, frame)
+    run = dataclasses.replace(run_store.runs[0], point="size=\u2028two\x85lines\v", curves=(curve,), rounds=20_000)
+    assert run_store.add_run(run)
+    run_store.write()
+    assert RunStore.read(STUDY).runs == run_store.runs
+    assert run in RunStore.read(STUDY).runs
+
+
 def test_store_keeps_different_results_of_same_run(files: tuple[Path, Path]) -> None:
     """Other shared code or another machine may compute other accuracies for the same key."""
     run_store = RunStore.read(STUDY)
@@ -474,7 +486,8 @@ def test_verify_rejects_stored_run_with_other_settings(clone: Path) -> None:
 
 
 def test_verify_needs_stored_run(clone: Path) -> None:
-    assert re.search(rf"--stored: {STUDY}: no stored run at preset smoke", run_verify("--preset", "smoke")[1])
+    error = run_verify("--preset", "smoke")[1]
+    assert re.search(rf"--stored: {STUDY}: no stored run at preset smoke\. Use --preset full", error)
     shutil.rmtree(STUDY.parent / "measured")
     assert re.search(rf"--stored: {STUDY}: no stored run at preset full", run_verify()[1])
 

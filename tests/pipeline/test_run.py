@@ -288,6 +288,14 @@ def test_fedpipe_run_without_snakefile_suggests_fedpipe_init(project: Project) -
     assert re.fullmatch("fedpipe: Snakefile: .*`fedpipe init .`, which keeps your params.yaml.\n", done.stderr)
 
 
+def test_fedpipe_run_with_unusable_home_prints_one_error(project: Project) -> None:
+    (project.folder / "file").touch()
+    home = str(project.folder / "file/home")
+    done = run_command(project, "fedpipe", "run", "-n", HOME=home, XDG_CACHE_HOME="")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(f"fedpipe: HOME: .*{home}/.cache. Set XDG_CACHE_HOME .*\n", done.stderr)
+
+
 def test_fedpipe_run_without_snakemake_prints_one_error(project: Project, tmp_path: Path) -> None:
     python = tmp_path / "bin/python"
     python.parent.mkdir()

@@ -123,6 +123,22 @@ def test_error_of_value_in_preset_names_preset() -> None:
         planner.make_plan(settings=settings, preset="smoke")
 
 
+def test_error_of_several_sections_in_preset_names_preset() -> None:
+    """A rank test needs a table with several methods, and the preset has one."""
+    settings = studies.settings(("fedavg", "fedprox", "feddw"), report={"rank_test": "holm"})
+    settings["study"]["grid"] = {"partition.alpha": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]}
+    settings["presets"] = {"smoke": {"study.algorithms": ["fedavg"]}}
+    planner.make_plan(settings=settings)
+    with rejects("report.rank_test: ... (with preset smoke)"):
+        planner.make_plan(settings=settings, preset="smoke")
+
+
+def test_name_of_method_that_is_too_long_for_file_is_rejected() -> None:
+    name = "a" * 101
+    with pytest.raises(SettingsError, match=rf"study.algorithms.0: '{name}' can't be used"):
+        planner.make_plan(settings=studies.settings((name,), algorithms={name: {"algorithm": "fedavg"}}))
+
+
 def test_missing_sha256_error_of_preset_shows_command_or_sha256() -> None:
     """The command fills in only the sha256 of the study's data set. For a preset's data set, the error shows it."""
     Path("studies").mkdir()

@@ -226,7 +226,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"algorithms": {"fedavg": {}, "Near-Prox": {"algorithm": "fedprox"}}},
-        "algorithms.Near-Prox: 'Near-Prox' ... ^[a-z][a-z0-9_]*$",
+        "algorithms.Near-Prox: 'Near-Prox' ... ^[a-z][a-z0-9_]{0,99}$",
     ),
     *[
         (changes, f"{key}: unknown algorithm '{name}' ... '{label}'")
