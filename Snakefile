@@ -1,5 +1,5 @@
-# The table of contents. The rules are in workflow/rules and read results/plan.json, which `fedpipe plan` makes from
-# params.yaml after each change. Nothing here imports torch, because every node parses this file.
+# The rules are in workflow/rules. They read results/plan.json, which `fedpipe plan` makes from params.yaml after each
+# change. Every job parses this file, so import only modules that load without torch.
 
 
 report: "workflow/report/workflow.rst"

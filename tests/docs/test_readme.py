@@ -183,21 +183,24 @@ def read_benchmark_table(heading: str) -> list[list[str]]:
 
 def test_readme_ratios_to_other_systems_match_benchmarks() -> None:
     readme, benchmarks = (" ".join(read(page).split()) for page in ("README.md", RESULTS))
-    mnist, cifar, many_clients = (
-        {row[0]: float(row[5]) for row in read_benchmark_table(heading) if row[0] != "fedpipe"}
+    tables = [
+        [row for row in read_benchmark_table(heading) if row[0] != "fedpipe"]
         for heading in (
             "MNIST, Dir(0.1), 20 clients, cnn4, batches of 10:",
             "CIFAR-10, Dir(0.5), 10 of 100 clients, ResNet-18, batches of 64:",
             "MNIST, IID, 10 of 1,000 clients, mlp, batches of 10:",
         )
-    )
+    ]
+    mnist, cifar, many_clients = ({row[0]: float(row[5]) for row in rows} for rows in tables)
+    with_evaluation = [float(row[3]) for rows in tables[:2] for row in rows]
     assert [*mnist] == [*cifar] == [*many_clients] == ["PFLlib", "FL-bench", "fluke", "Flower"]
     (mnist_range, cifar_range, both_range) = (
         f"{min(ratios):.1f} to {max(ratios):.1f} times as long"
         for ratios in (mnist.values(), cifar.values(), [*mnist.values(), *cifar.values()])
     )
     systems = "On two CPU cores, PFLlib, FL-bench, fluke and Flower take"
-    assert f"{systems} {both_range} to train a round of FedAvg on MNIST or CIFAR-10" in readme
+    evaluation_range = f"{min(with_evaluation):.1f} to {max(with_evaluation):.1f} times with each system's evaluation"
+    assert f"{systems} {both_range} to train a round of FedAvg on MNIST or CIFAR-10, and {evaluation_range}" in readme
     assert f"{systems} {mnist_range} as fedpipe" in benchmarks
     assert f"and {cifar_range} on CIFAR-10" in benchmarks
     assert f"fluke takes {many_clients['fluke']:.1f} times as long" in readme

@@ -19,9 +19,9 @@ class Prox(FedAvg):
 
     def start(self, state: State, download: State, info: ClientInfo) -> State:
         """The client's tensors: the global model to train, and the same as the target of the pull."""
-        return {"model": download["model"], "anchor": download["model"]}
+        return {"model": download["model"], "anchor": self.net.parameters(download["model"])}
 
     def loss(self, client: State, batch: Batch) -> Tensor:
         """The local objective: mean cross-entropy plus the pull."""
-        drift = client["model"] - client["anchor"]
+        drift = self.net.parameters(client["model"]) - client["anchor"]
         return self.risk(client, batch) + self.mu / 2 * drift.square_norm()
