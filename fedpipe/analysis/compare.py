@@ -90,7 +90,7 @@ def _read_revision(name: str, report: Report | None) -> Revision:
     reported_scores = results.compute_reported_scores(
         StudyData(plan).scores, report_settings.round, report_settings.last_k
     )
-    frame = results.select_rows_of_standard_protocols(plan, reported_scores)
+    frame = results.select_rows_without_extra_models(plan, reported_scores)
     frame = frame[(frame["metric"] == "accuracy") & (frame["average"] == report_settings.average)]
     cells_by_row: dict[Row, list[Cell]] = {}
     for cell in results.sort_cells(plan):

@@ -140,7 +140,7 @@ def _find_needed_paths() -> tuple[set[Path], set[Path], set[Path]]:
         try:
             plans = [planner.make_plan(path, preset) for preset in planner.list_presets(path)]
         except SettingsError as error:
-            if _needs_dataset_sha256(path):
+            if _is_dataset_sha256_missing(path):
                 continue
             raise SettingsError(f"{path}: the study can't be planned, so its runs are unknown. {error}") from None
         for study_plan in plans:
@@ -159,7 +159,7 @@ def _find_named_runs(text: str) -> set[Path]:
     return {path for path in RESULTS.glob("runs/*/*") if path.name in keys}
 
 
-def _needs_dataset_sha256(params: Path) -> bool:
+def _is_dataset_sha256_missing(params: Path) -> bool:
     """Whether the SHA-256 of a study's own data is still missing, so that the study has no runs."""
     try:
         dataset = parser.parse_dataset(loader.read_params(params).get("dataset", {})).configured_dataset

@@ -62,7 +62,7 @@ def validate_state(algorithm: Algorithm, hook: str, result: Any) -> State:
     return result
 
 
-def reject_buffer_parts(algorithm: Algorithm, hook: str, parts: Iterable[str]) -> None:
+def reject_reserved_part_names(algorithm: Algorithm, hook: str, parts: Iterable[str]) -> None:
     """Reject parts with the engine's names of running statistics."""
     if part := next((part for part in parts if part.partition("/")[0] == "buffers"), None):
         raise SettingsError(

@@ -202,7 +202,7 @@ def _build_curves_data(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
     frames = []
     for run in runs:
         if figure.measures == ("accuracy",):
-            curves = {run.panel: run.study.load_curve(run.cell)}
+            curves = {run.panel: run.study.get_accuracy_curve(run.cell)}
         else:
             metrics = run.study.get_local_run(run.cell).metrics
             metrics = metrics[(metrics["protocol"] == "personal-on-train") & (metrics["total"] > 0)]
@@ -243,8 +243,8 @@ def _build_sweep_data(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
     return _average_over_seeds(pd.DataFrame(rows))
 
 
-def _build_bars_data(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
-    frame = pd.concat([run.study.load_curve(run.cell).assign(panel=run.panel, line=run.line) for run in runs])
+def _build_rounds_to_targets_data(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
+    frame = pd.concat([run.study.get_accuracy_curve(run.cell).assign(panel=run.panel, line=run.line) for run in runs])
     return compute_rounds_to_targets(frame)
 
 
@@ -388,7 +388,7 @@ DIAGNOSTICS: Mapping[str, tuple[str, Callable[[Sequence[pd.DataFrame]], Rows]]] 
 FRAME_BUILDERS: Mapping[str, Callable[[Figure, Sequence[FigureRun]], Rows]] = {
     "curves": _build_curves_data,
     "sweep": _build_sweep_data,
-    "bars": _build_bars_data,
+    "bars": _build_rounds_to_targets_data,
     "counts": _count_samples_by_client_and_class,
     "norms": _build_head_norms_data,
     "matrices": _build_matrices_data,

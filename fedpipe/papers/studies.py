@@ -130,7 +130,7 @@ class PaperStudy:
             protocol = base.convert_to_validation_protocol(protocol)
         return self._reported_accuracies_by_run.get((_format_run_id(cell), protocol), -math.inf)
 
-    def load_curve(self, cell: Cell) -> pd.DataFrame:
+    def get_accuracy_curve(self, cell: Cell) -> pd.DataFrame:
         """A cell's accuracies by round, ``x``, as ``value`` in percent."""
         frame = self.accuracies
         is_selected = (frame["run"] == _format_run_id(cell)) & (frame["protocol"] == self.get_protocol(cell.algorithm))

@@ -221,7 +221,7 @@ class Plan:
         """Names of partitions in files by key, such as ``dirichlet-0.2-seed0``."""
         return name_partitions(self.partitions)
 
-    def get_partition_settings_with_repository(self, key: str) -> dict[str, Any]:
+    def get_partition_settings_to_describe(self, key: str) -> dict[str, Any]:
         """Settings of a partition for descriptions, in which the data set's name has the repository and revision."""
         settings, repository = self.partitions[key], self.repositories.get(key, "")
         name = f"{settings['dataset']['name']} {repository}".rstrip()
@@ -229,7 +229,7 @@ class Plan:
 
     def build_partition_labels(self, key: str) -> dict[str, str]:
         """Build the labels of a partition in Snakemake's report: data set, scheme and parameters, clients, seed."""
-        return build_partition_labels(self.get_partition_settings_with_repository(key))
+        return build_partition_labels(self.get_partition_settings_to_describe(key))
 
     @property
     def row_key_columns(self) -> list[str]:

@@ -221,7 +221,7 @@ class _PlanDraft:
             if name in self.searches:
                 continue
             protocol = search.get_ranking_protocol(tune, params, label)
-            study_facts.require_ranking_model(params.algorithms[label].algorithm, label, params, protocol)
+            study_facts.require_model_of_tune_protocol(params.algorithms[label].algorithm, label, params, protocol)
             resolve = partial(resolve_draw, label)
             plan_draw = self.draw_planners[name] = partial(self._plan_draw, tune, label, params, protocol, resolve)
             candidates = []
@@ -382,7 +382,7 @@ class _PlanDraft:
             self.repositories |= {key: params.dataset.repository} if params.dataset.repository else {}
         if key not in self.sample_counts:
             self.sample_counts[key] = _estimate_train_and_total_samples(params)
-            origin = {"origin": params.partition.origin} if params.partition.origin else {}
+            origin = {"origin": params.partition.path_parameters} if params.partition.path_parameters else {}
             self.file_texts[str(partition.get_partition_settings_path(key))] = format_yaml(
                 settings.partition_settings | origin
             )

@@ -19,7 +19,7 @@ class PartitionPreview(NamedTuple):
     """A partition before it is written."""
 
     key: str
-    settings: dict[str, Any]  #: of :meth:`~fedpipe.planning.plan.Plan.get_partition_settings_with_repository`
+    settings: dict[str, Any]  #: of :meth:`~fedpipe.planning.plan.Plan.get_partition_settings_to_describe`
     assignment: Assignment
     class_names: tuple[str, ...]  #: names or numbers of the classes, C of them
     held_out: tuple[int, ...]  #: clients that are held out
@@ -46,5 +46,5 @@ def preview_partitions(params: Path) -> Iterator[PartitionPreview]:
         names = class_names.select_class_names(settings["dataset"]["name"], assignment.class_counts.shape[1], own_names)
         held_out, unused_keys = study_plan.held_out.get(key, ()), study_plan.unused_keys.get(key, ())
         yield PartitionPreview(
-            key, study_plan.get_partition_settings_with_repository(key), assignment, names, held_out, unused_keys
+            key, study_plan.get_partition_settings_to_describe(key), assignment, names, held_out, unused_keys
         )

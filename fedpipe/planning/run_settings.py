@@ -63,7 +63,7 @@ class RunSettings:
             federation=params.federation.model_dump(mode="json", exclude={"rounds"}),
             evaluation=dump_evaluation_settings(params.evaluation),
             seed=seed,
-            origin={"model": params.model.origin} if params.model.origin else {},
+            origin={"model": params.model.path_parameters} if params.model.path_parameters else {},
         )
 
     @classmethod

@@ -92,7 +92,7 @@ def has_model(algorithm: Algorithm, params: Params, protocol: str) -> bool:
         return True
 
 
-def require_ranking_model(algorithm: Algorithm, label: str, params: Params, protocol: str) -> None:
+def require_model_of_tune_protocol(algorithm: Algorithm, label: str, params: Params, protocol: str) -> None:
     """Require that an algorithm has the model by which `tune` ranks its draws.
 
     Raises

@@ -18,7 +18,7 @@ def build_metric_curves(data: StudyData, metric: Metric = "accuracy") -> pd.Data
         ``algorithm``, one column per name of the grid, ``protocol``, ``round``, and ``mean`` and ``std`` over ``seeds``
         of the metric (in percent, NLL in nats).
     """
-    frame = results.select_rows_of_standard_protocols(data.plan, data.scores)
+    frame = results.select_rows_without_extra_models(data.plan, data.scores)
     frame = frame[(frame["average"] == data.plan.report.average) & (frame["metric"] == metric)]
     return results.average_over_seeds(frame, [*data.plan.row_key_columns, "protocol", "round"])
 

@@ -206,7 +206,7 @@ class StudyData:
     @cached_property
     def reported_rows(self) -> pd.DataFrame:
         """Rows with the reported round and average, and a standard protocol."""
-        return results.select_rows_of_standard_protocols(self.plan, self._reported_round_rows)
+        return results.select_rows_without_extra_models(self.plan, self._reported_round_rows)
 
     @cached_property
     def table_row_keys(self) -> list[tuple[Hashable, ...]]:

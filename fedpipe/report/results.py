@@ -129,7 +129,7 @@ def list_evaluation_protocols(plan: Plan, frame: pd.DataFrame) -> list[str]:
     return list(dict.fromkeys([*plan.protocols, *frame["protocol"]]))
 
 
-def select_rows_of_standard_protocols(plan: Plan, frame: pd.DataFrame) -> pd.DataFrame:
+def select_rows_without_extra_models(plan: Plan, frame: pd.DataFrame) -> pd.DataFrame:
     """Select rows with standard protocols for the clients of `report.clients`, without further ones of methods."""
     protocols = list_reported_protocols(get_args(Protocol), plan.report.clients)
     return frame[frame["protocol"].isin(protocols)]

@@ -170,7 +170,7 @@ def build_statistics_table(
         in percent, and differences in NLL are in nats. If some seeds do not reach a target, only the others count.
         Protocols without clients have no fairness. Costs and differences need `report.target` and `report.baseline`.
     """
-    scores, run_columns = results.select_rows_of_standard_protocols(plan, scores), get_run_key_columns(plan)
+    scores, run_columns = results.select_rows_without_extra_models(plan, scores), get_run_key_columns(plan)
     frames_and_columns = [
         (compute_fairness(metrics, run_columns), FAIRNESS_COLUMNS, 100),
         (compute_class_statistics(metrics, run_columns), CLASS_COLUMNS, 100),

@@ -53,4 +53,4 @@ class TextTable(NamedTuple):
 
 def get_partition_settings_by_key(plan: Plan) -> dict[str, Any]:
     """Get the settings of all partitions for descriptions by key, in the order of the runs."""
-    return {run.partition: plan.get_partition_settings_with_repository(run.partition) for run in plan.runs}
+    return {run.partition: plan.get_partition_settings_to_describe(run.partition) for run in plan.runs}

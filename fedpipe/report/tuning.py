@@ -256,7 +256,7 @@ def describe_hyperparameter_search(plan: Plan) -> str:
     *earlier, last = map(str, tuning.rungs)
     plural = "s" if len(earlier) > 1 else ""
     earlier_rounds = f"the best third continued after round{plural} {join_words(earlier)}, and " if earlier else ""
-    equal_note = _describe_equal_draws(plan, tuning)
+    equal_note = _describe_repeated_draws(plan, tuning)
     ranges = ", ".join(
         f"{key} {scale} {list(values)}" for key, bounds in tuning.over.items() for scale, values in bounds.items()
     )
@@ -288,7 +288,7 @@ def _format_draw_count(search: PlannedSearch) -> str:
     return f"{count}" if count == different else f"{count} ({different} different)"
 
 
-def _describe_equal_draws(plan: Plan, tuning: PlannedTuning) -> str:
+def _describe_repeated_draws(plan: Plan, tuning: PlannedTuning) -> str:
     """Describe which methods have equal draws. Empty if all draws are different."""
     counts: dict[str, list[int]] = {}
     for planned in tuning.searches:

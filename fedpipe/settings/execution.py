@@ -43,7 +43,7 @@ class Execution(Section):
         return stack
 
     @model_validator(mode="after")
-    def _check_clients_per_job(self) -> Execution:
+    def _require_one_round_per_client_job(self) -> Execution:
         if self.clients_per_job is not None and self.rounds_per_job != 1:
             raise ValueError(
                 f"execution.clients_per_job: {self.clients_per_job} can't be used with execution.rounds_per_job: "

@@ -38,7 +38,7 @@ from fedpipe.testing.comparisons import (
     SGD,
     TESTS,
     Check,
-    call_recording_hooks,
+    call_recorded_hooks,
     check_omitted_parts,
     collect_client_results,
     collect_results_and_states,
@@ -148,7 +148,7 @@ def check_hooks(algorithm: Algorithm) -> Iterator[str]:
             yield from find_invalid_tensors(trial)
         for phase in _list_evaluation_phases(algorithm):
             trial.train([0, 1, 2], TESTS, phase)
-        call_recording_hooks(trial)
+        call_recorded_hooks(trial)
 
 
 @_make_check
@@ -162,7 +162,7 @@ def check_statelessness(algorithm: Algorithm) -> Iterator[str]:
     states = {"server": trial.server} | {f"client {client}": state for client, state in trial.client_states.items()}
     previous_states = pytree.tree_map(torch.clone, states)
     trial.aggregate(trial.collect_uploads(trial.train(tests=TESTS)))
-    call_recording_hooks(trial)
+    call_recorded_hooks(trial)
     if message := describe_difference(states, previous_states):
         owner = "the server's state" if message.startswith("server") else "a client's state"
         yield f"a round changes {owner} in place ({message}). Make new tensors, such as a = a + b."

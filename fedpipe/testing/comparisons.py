@@ -43,7 +43,7 @@ PADDING_ADVICE = (
 )
 
 
-def call_recording_hooks(trial: Trial) -> None:
+def call_recorded_hooks(trial: Trial) -> None:
     """Call the hooks whose results are recorded."""
     algorithm, server = trial.algorithm, trial.server
     with use_server_device(server):

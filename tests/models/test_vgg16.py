@@ -183,8 +183,8 @@ def test_run_keys_differ_between_imagenet_random_and_file_weights(file: Path) ->
         {"weights": None, "sha256": None, "frozen": False},
         {"sha256": sha256(file), "frozen": True},
     ]
-    assert build_model(file).origin == {"weights": str(file)}
-    assert not VGG16().origin
+    assert build_model(file).path_parameters == {"weights": str(file)}
+    assert not VGG16().path_parameters
 
 
 def test_frozen_base_with_random_weights_is_rejected() -> None:

@@ -378,7 +378,7 @@ def make_cell(method: str, seed: int = 0, **grid: Any) -> types.SimpleNamespace:
 
 
 def make_curve_loader(accuracy: dict[str, list[float]]) -> Any:
-    """Make a function such as `PaperStudy.load_curve`, from accuracies in percent by round."""
+    """Make a function such as `PaperStudy.get_accuracy_curve`, from accuracies in percent by round."""
     return lambda cell: pd.DataFrame({"x": range(1, 1 + len(accuracy[cell.key])), "value": accuracy[cell.key]})
 
 
@@ -393,7 +393,7 @@ def test_rounds_to_target_use_mean_over_seeds() -> None:
         make_cell("feddual", 0).key: [20, 80, 80],
         make_cell("feddual", 1).key: [20, 55, 50],
     }
-    study = imitate_study([*cells.values()], [*cells.values()], load_curve=make_curve_loader(accuracy))
+    study = imitate_study([*cells.values()], [*cells.values()], get_accuracy_curve=make_curve_loader(accuracy))
     figure = plot_figure("FedDUAL", "Figure 4", {"table1": study})
     result = pd.read_csv(io.StringIO(figure.csv))
     assert dict(zip(result["line"], result["value"], strict=True)) == {"FedAvg": 3, "FedDUAL": 2}
@@ -404,7 +404,7 @@ def test_rounds_to_target_use_mean_over_seeds() -> None:
 
 def test_figure_shows_missing_cells() -> None:
     cells = [make_cell("fedavg"), make_cell("feddual"), make_cell("feddual", 1), make_cell("moon")]
-    study = imitate_study(cells, cells[:1], load_curve=make_curve_loader({cells[0].key: [50.0]}))
+    study = imitate_study(cells, cells[:1], get_accuracy_curve=make_curve_loader({cells[0].key: [50.0]}))
     figure = plot_figure("FedDUAL", "Figure 3", {"table1": study})
     assert figure.missing == "FedDUAL, FMNIST, MOON, FMNIST (failed: boom)"
 

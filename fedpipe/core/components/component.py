@@ -40,7 +40,7 @@ class Component:
         return parameters
 
     @property
-    def origin(self) -> dict[str, str]:
+    def path_parameters(self) -> dict[str, str]:
         """Path of its file, which the key omits."""
         return {self.pinned_file.parameter: str(self.pinned_file.path)} if self.pinned_file else {}
 

@@ -171,7 +171,7 @@ def get_passes(algorithm: Algorithm, phase: Phase, finetune_epochs: int) -> list
 def make_initial_client_state(algorithm: Algorithm, server: State, initial_model: Callable[[int], Tensors]) -> State:
     """Make a client's initial kept state: the algorithm's parts, and the client's buffers if it has its own."""
     initial_state = contract.validate_state(algorithm, "init_client", algorithm.init_client(server, initial_model))
-    contract.reject_buffer_parts(algorithm, "init_client", initial_state)
+    contract.reject_reserved_part_names(algorithm, "init_client", initial_state)
     return initial_state | ({BUFFERS: algorithm.net.client_buffers} if algorithm.net.client_buffers else {})
 
 
@@ -180,7 +180,7 @@ def make_client_start_state(algorithm: Algorithm, kept_state: State, received_st
     buffers = {BUFFERS: kept_state[BUFFERS], TEACHER_BUFFERS: kept_state[BUFFERS]} if BUFFERS in kept_state else {}
     kept_parts = {part: value for part, value in kept_state.items() if part != FIRST}
     client = contract.validate_state(algorithm, "start", algorithm.start(kept_parts, received_state, info))
-    contract.reject_buffer_parts(algorithm, "start", [part for part in client if part not in kept_parts])
+    contract.reject_reserved_part_names(algorithm, "start", [part for part in client if part not in kept_parts])
     return client | buffers
 
 

@@ -37,7 +37,7 @@ def write_partition_figure(plan: Plan, key: str) -> None:
     page, counts = style.PAGES[plan.report.figure_width], assignment.class_counts
     figure = build_partition_figure(
         counts,
-        plan.get_partition_settings_with_repository(key),
+        plan.get_partition_settings_to_describe(key),
         page,
         client_names=assignment.names,
         class_names=read_class_names_or_numbers(dataset, counts.shape[1]),
