@@ -161,7 +161,7 @@ def compare_with_published_cells(measured_cells: Mapping[CellId, MeasuredCell], 
                 f"measured cells: {tuple(cell_id)} is computed from other cells. Remove it from the measured cells."
             )
         all_measured |= derived_cells
-    columns = _group_numbers_by_column({} if preset == "smoke" else all_measured)
+    columns = _pair_targets_with_measured_means({} if preset == "smoke" else all_measured)
     cells = {}
     for cell_id in list_all_cell_ids():
         pair = published.load_published_numbers().get(cell_id), all_measured.get(cell_id)
@@ -253,7 +253,7 @@ def _get_column_key(cell_id: CellId) -> ColumnKey:
     return cell_id.paper, cell_id.table, cell_id.column, cell_id.metric
 
 
-def _group_numbers_by_column(
+def _pair_targets_with_measured_means(
     measured_cells: Mapping[CellId, MeasuredCell],
 ) -> dict[ColumnKey, tuple[dict[str, RunMean], dict[str, RunMean]]]:
     """The targets of each column by row, and the measured numbers of these rows."""

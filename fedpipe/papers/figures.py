@@ -369,7 +369,7 @@ def _build_layer_gradient_norms_data(tables: Sequence[pd.DataFrame]) -> Rows:
     return norms.reset_index().drop(columns="position")
 
 
-def _build_class_fraction_traces_data(tables: Sequence[pd.DataFrame]) -> Rows:
+def _build_class_share_curves_data(tables: Sequence[pd.DataFrame]) -> Rows:
     """The estimated class shares of the first client by step, without WDR and with it."""
     frame = pd.concat([table[table["client"] == table["client"].min()] for table in tables])
     frame = frame.assign(panel=np.where(frame["method"] == "cwfedavg", "with WDR", "without WDR"))
@@ -383,7 +383,7 @@ DIAGNOSTICS: Mapping[str, tuple[str, Callable[[Sequence[pd.DataFrame]], Rows]]] 
     "features": ("features", lambda tables: tables[0][["kind", "class", "x", "y"]]),
     "surface": ("surface", _build_surface_data),
     "layers": ("gradients", _build_layer_gradient_norms_data),
-    "traces": ("locals", _build_class_fraction_traces_data),
+    "traces": ("locals", _build_class_share_curves_data),
 }
 FRAME_BUILDERS: Mapping[str, Callable[[Figure, Sequence[FigureRun]], Rows]] = {
     "curves": _build_curves_data,

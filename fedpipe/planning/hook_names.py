@@ -47,7 +47,7 @@ def get_algorithm_name(algorithm: Algorithm) -> str:
 def find_naming_mistakes(algorithm: Algorithm) -> Iterator[str]:
     """Messages about names in an algorithm's class, and about arguments of its hooks."""
     label = get_algorithm_name(algorithm)
-    for mistake in component.find_field_mistakes(component.ALGORITHM, type(algorithm)):
+    for mistake in component.find_field_declaration_mistakes(component.ALGORITHM, type(algorithm)):
         yield f"{label} {mistake}"
     classes = [base for base in type(algorithm).__mro__ if base not in Algorithm.__mro__]
     used_names = overrides.find_names_in_methods(classes)

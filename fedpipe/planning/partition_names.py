@@ -42,7 +42,7 @@ def name_partitions(partitions: Mapping[str, dict[str, Any]]) -> dict[str, str]:
     return {key: name if count[name] == 1 else f"{name}-{key}" for key, name in names.items()}
 
 
-def build_partition_labels(settings: dict[str, Any]) -> dict[str, str]:
+def build_partition_report_labels(settings: dict[str, Any]) -> dict[str, str]:
     """Build the labels of a partition in Snakemake's report: data set, scheme and parameters, clients, seed."""
     texts = {name: replace_html_tag_brackets(str(value)) for name, value in _get_name_parts(settings).items()}
     return {"data set": texts.pop("name"), **texts}

@@ -28,7 +28,7 @@ from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage.files import read_json, read_verified_bytes, write_json
 from fedpipe.core.storage.layout import DiagnosticFiles, MergedRoundFiles, RunFiles, StudyFiles, format_command
 from fedpipe.planning.keys import DatasetName, Key
-from fedpipe.planning.partition_names import build_partition_labels, name_partitions
+from fedpipe.planning.partition_names import build_partition_report_labels, name_partitions
 from fedpipe.planning.rungs import (
     TUNED,
     TUNING,
@@ -227,9 +227,9 @@ class Plan:
         name = f"{settings['dataset']['name']} {repository}".rstrip()
         return settings | {"dataset": settings["dataset"] | {"name": name}}
 
-    def build_partition_labels(self, key: str) -> dict[str, str]:
+    def build_partition_report_labels(self, key: str) -> dict[str, str]:
         """Build the labels of a partition in Snakemake's report: data set, scheme and parameters, clients, seed."""
-        return build_partition_labels(self.get_partition_settings_to_describe(key))
+        return build_partition_report_labels(self.get_partition_settings_to_describe(key))
 
     @property
     def row_key_columns(self) -> list[str]:

@@ -76,7 +76,7 @@ def test_huggingface_loads_images_labels_and_writers() -> None:
         "the preview contains the name of the repository"
     )
     assert table_notes.describe_data_and_partitions(plan).startswith("Data: huggingface repository (pooled split, ")
-    assert plan.build_partition_labels(key)["data set"] == "huggingface repository"
+    assert plan.build_partition_report_labels(key)["data set"] == "huggingface repository"
     Path("repository").rename("elsewhere")
     text = Path("params.yaml").read_text()
     Path("params.yaml").write_text(text.replace("path: repository", "path: elsewhere"))

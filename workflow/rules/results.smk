@@ -87,7 +87,7 @@ for PLAN in STUDY_DAG.plan.plans:
                 caption="../report/partition.rst",
                 category="Partitions",
                 labels=dag.make_partition_wildcards_function(
-                    PLAN, PLAN.build_partition_labels
+                    PLAN, PLAN.build_partition_report_labels
                 ),
             ),
             f"{FILES.get_partition_figure_path('{partition}')}.pdf",

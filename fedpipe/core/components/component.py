@@ -115,7 +115,7 @@ def list_parameters(component: type[Component]) -> tuple[dataclasses.Field[Any],
     return tuple(field for field in dataclasses.fields(component) if field.init)
 
 
-def find_field_mistakes(kind: ComponentKind, component: type[Component]) -> Iterator[str]:
+def find_field_declaration_mistakes(kind: ComponentKind, component: type[Component]) -> Iterator[str]:
     """Find names that fields of a custom component can't have, and parameters that are not fields.
 
     Yields the rest of a sentence that begins with the class.

@@ -26,7 +26,7 @@ from fedpipe.core.components.component import (
     PARTITION,
     Component,
     ComponentKind,
-    find_field_mistakes,
+    find_field_declaration_mistakes,
     get_type_adapter,
     list_parameters,
 )
@@ -94,7 +94,7 @@ def find_component(kind: ComponentKind, name: str, key: str | None = None) -> ty
         if fields and "__dataclass_params__" not in vars(candidate):
             raise SettingsError(f"{key}: '{name}' has fields. Make it a @dataclass(frozen=True, kw_only=True).")
         component_class: type[Component] = candidate
-        if mistake := next(find_field_mistakes(kind, component_class), None):
+        if mistake := next(find_field_declaration_mistakes(kind, component_class), None):
             raise SettingsError(f"{key}: '{name}' {mistake}")
         return component_class
     if name not in list_components(kind):

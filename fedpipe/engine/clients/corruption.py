@@ -53,7 +53,7 @@ class ClientSamples:
             ]
 
         return ClientSamples(
-            torch.cat([convert_inputs(self.x[kept_rows], x.dtype), x]),
+            torch.cat([convert_and_scale_inputs(self.x[kept_rows], x.dtype), x]),
             torch.cat([self.y[kept_rows], y]),
             map_to_new_rows(self.train),
             map_to_new_rows(self.test) if has_test else [np.searchsorted(kept_rows, part) for part in self.test],
@@ -62,7 +62,7 @@ class ClientSamples:
         )
 
 
-def convert_inputs(x: Tensor, dtype: torch.dtype) -> Tensor:
+def convert_and_scale_inputs(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Convert inputs to a type. Bytes are images, which are divided by 255 to become floats."""
     return x.to(dtype) / 255 if x.dtype == torch.uint8 and dtype.is_floating_point else x.to(dtype)
 
@@ -101,7 +101,7 @@ def add_feature_noise(samples: ClientSamples, sigma: float, seed: int, dtype: to
     for client, client_rows in enumerate(rows):
         generator = rng.make_generator(seed, "feature noise", client=client)
         noise = generator.normal(0, np.sqrt(sigma * (client + 1) / count), (len(client_rows), *x.shape[1:]))
-        noisy_inputs.append(convert_inputs(x[client_rows], dtype) + torch.from_numpy(noise).to(dtype))
+        noisy_inputs.append(convert_and_scale_inputs(x[client_rows], dtype) + torch.from_numpy(noise).to(dtype))
     y = samples.y[np.concatenate(rows)]
     return samples.replace_rows(torch.cat(noisy_inputs), y, rows, has_test=True)
 

@@ -94,7 +94,7 @@ def _build_curve_panels(
             text = textwrap.fill(" = ".join(lines[name] for name in group), 34)
             y = 0.02 + 0.09 * group_index
             ax.text(0.99, y, text, transform=ax.transAxes, ha="right", va="bottom", fontsize="small")
-    _label_axes(page, figure, axes, len(panels), protocols, frame["round"], metric)
+    _format_axes(page, figure, axes, len(panels), protocols, frame["round"], metric)
     handles = style.get_legend_handles(figure)
     if len(lines) > 1:
         style.add_legend(figure, page, [(lines[name], handles[name]) for name in lines])
@@ -132,7 +132,7 @@ def _build_small_multiples(
         size = style.get_small_font_size() * min(1, page.get_panel_width_in_em(columns) / MIN_TITLE_WIDTH)
         size = max(size, style.MIN_FONT_SIZE)
         ax.set_title(_wrap_title(title, point, page.characters_per_line // columns - 1), pad=3, fontsize=size)
-    _label_axes(page, figure, axes, len(panels), protocols, frame["round"], metric)
+    _format_axes(page, figure, axes, len(panels), protocols, frame["round"], metric)
     handles = style.get_legend_handles(figure)
     names = [*(format_metric_label(name, metric) for name in protocols), reference_label]
     style.add_legend(figure, page, [(name, handles[name]) for name in names if name in handles])
@@ -159,7 +159,7 @@ def _compute_rounded_values(line_rows: pd.DataFrame) -> tuple[float, ...]:
     return tuple(line_rows[["round", "mean", "std"]].fillna(0).to_numpy().round(9).ravel())
 
 
-def _label_axes(
+def _format_axes(
     page: style.Page,
     figure: Figure,
     axes: npt.NDArray[Any],
