@@ -18,7 +18,7 @@ class Prox(FedAvg):
     mu: float = 0.01  #: strength of the pull, which params.yaml can set
 
     def start(self, state: State, download: State, info: ClientInfo) -> State:
-        """The client's tensors: the global model to train, and the same as the target of the pull."""
+        """The client's tensors: the global model to train, and its parameters as the target of the pull."""
         return {"model": download["model"], "anchor": self.net.parameters(download["model"])}
 
     def loss(self, client: State, batch: Batch) -> Tensor:
