@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import pyarrow as pa
-
 from fedpipe.core.components import code_digest
 from fedpipe.core.errors import UserError
 from fedpipe.core.hashing import compute_json_digest
@@ -17,9 +15,9 @@ from fedpipe.core.storage import archive, layout
 from fedpipe.core.storage.archive import RESTORE_ADVICE
 from fedpipe.core.storage.files import (
     compute_file_sha256,
-    encode_parquet,
     find_containing_file,
     is_intact,
+    is_same_table,
     is_stored,
     read_json,
     read_parquet,
@@ -249,11 +247,3 @@ def _find_wrong_merged_files(files: RunFiles) -> dict[str, Path]:
         )
         wrong_files |= {str(path): merged_files.path for path, is_same in is_same_by_path.items() if not is_same}
     return wrong_files
-
-
-def is_same_table(first: pa.Table, second: pa.Table) -> bool:
-    """Whether two tables are equal, with equal NaNs. Different versions of Arrow may have written them.
-
-    The chunks of a table change the pages of its file, but not its values.
-    """
-    return encode_parquet(first.combine_chunks()) == encode_parquet(second.combine_chunks())

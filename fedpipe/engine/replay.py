@@ -18,8 +18,8 @@ import torch
 
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage import archive
-from fedpipe.core.storage.files import read_json, write_json
-from fedpipe.core.storage.layout import RunFiles
+from fedpipe.core.storage.files import is_same_table, is_stored, read_json, read_parquet, write_json
+from fedpipe.core.storage.layout import RoundFiles, RunFiles
 from fedpipe.engine.clients.executor import Executor
 from fedpipe.engine.rounds import Rounds
 
@@ -98,11 +98,14 @@ def replay_round(run: Rounds, round_number: int, executor: Executor | None = Non
             return None
         else:
             copy.run_round(round_number)
-        old, new = (
-            read_json(compared_run.files.get_round_files(round_number).marker)["sha256"] for compared_run in (run, copy)
-        )
+        old_files, new_files = (compared_run.files.get_round_files(round_number) for compared_run in (run, copy))
+        old, new = (read_json(round_files.marker)["sha256"] for round_files in (old_files, new_files))
         compared_files = sorted(name for name in old | new if not name.endswith(".json"))
-        differing_files = [name for name in compared_files if old.get(name) != new.get(name)]
+        differing_files = [
+            name
+            for name in compared_files
+            if old.get(name) != new.get(name) and not _has_same_table(name, old_files, new_files)
+        ]
         distance = _compute_state_distance(run, copy, round_number) if differing_files else 0.0
         if not distance:  # equal tensors: bytes of older files also depend on the memory layout
             differing_files = [name for name in differing_files if not name.endswith(".pt")]
@@ -114,6 +117,12 @@ def replay_round(run: Rounds, round_number: int, executor: Executor | None = Non
             differing_files,
             distance,
         )
+
+
+def _has_same_table(name: str, old_files: RoundFiles, new_files: RoundFiles) -> bool:
+    """Whether a file is a table with equal content in two rounds. Other versions of Arrow write other bytes."""
+    paths = [round_files.path / name for round_files in (old_files, new_files)]
+    return name.endswith(".parquet") and all(map(is_stored, paths)) and is_same_table(*map(read_parquet, paths))
 
 
 def require_reproducible_round(run: Rounds, round_number: int) -> None:

@@ -273,6 +273,10 @@ class Rounds:
         ArtifactError
             A block belongs to another run or round, or the blocks have other clients than the round.
         """
+        self._write_times(round_number, self._aggregate_blocks(round_number, blocks))
+
+    def _aggregate_blocks(self, round_number: int, blocks: Sequence[Block]) -> dict[str, float]:
+        """Aggregate uploads, and write all states. Return the seconds of each step."""
         self._reject_foreign_blocks(round_number, blocks)
         self._begin_round_step(round_number)
         start_time, block = time.perf_counter(), Block.from_blocks(blocks, self._storage_device)
@@ -308,8 +312,7 @@ class Rounds:
         epoch_seconds = statistics.fmean(
             outcome.seconds / self._count_epochs_in_round(outcome.client, round_number) for outcome in block.outcomes
         )
-        seconds = {"train": block.seconds, "epoch": epoch_seconds, "aggregate": time.perf_counter() - start_time}
-        self._record_times(round_number, **seconds)
+        return {"train": block.seconds, "epoch": epoch_seconds, "aggregate": time.perf_counter() - start_time}
 
     def _count_epochs_in_round(self, client: int, round_number: int) -> float:
         """Count the epochs of a client in a round, which may be a fraction."""
@@ -387,6 +390,10 @@ class Rounds:
 
     def evaluate(self, round_number: int) -> None:
         """Evaluate a round and mark it as complete."""
+        self._evaluate_states(round_number, self.checkpoint.read_times(round_number))
+
+    def _evaluate_states(self, round_number: int, seconds: dict[str, float]) -> None:
+        """Evaluate the states of a round, add to the seconds of its steps, and mark it as complete."""
         self.checkpoint.read_state_json(round_number)  # requires the round's states
         self._begin_round_step(round_number)
         self._require_same_data(round_number)
@@ -425,14 +432,14 @@ class Rounds:
             if result.matrices is not None:
                 hashes[files.matrices.name] = write_parquet(files.matrices, result.matrices)
         self._code.require_unchanged(self.files.path)
-        self._record_times(round_number, evaluate=time.perf_counter() - start_time)
+        self._write_times(round_number, seconds | {"evaluate": time.perf_counter() - start_time})
         self.checkpoint.mark_round_complete(round_number, hashes)
 
-    def _record_times(self, round_number: int, **seconds: float) -> None:
+    def _write_times(self, round_number: int, seconds: dict[str, float]) -> None:
         """Write the seconds of a round's steps, unless another process has completed the round."""
         files = self.files.get_round_files(round_number)
         if self._was_complete.get(round_number) or not is_stored(files.marker):
-            write_json(files.times, self.checkpoint.read_times(round_number) | seconds)
+            write_json(files.times, seconds)
 
     def _read_kept_accuracies(self, round_number: int) -> pa.Table:
         """Read the recorded accuracies of a round's participants for the kept protocols."""
@@ -451,8 +458,8 @@ class Rounds:
 
     def run_round(self, round_number: int) -> None:
         """Run a complete round in this process."""
-        self.aggregate(round_number, [self.train(round_number, self.select_participants(round_number))])
-        self.evaluate(round_number)
+        block = self.train(round_number, self.select_participants(round_number))
+        self._evaluate_states(round_number, self._aggregate_blocks(round_number, [block]))
 
     def _require_same_data(self, round_number: int) -> None:
         """Require that round 0 and this round were computed with the current data."""

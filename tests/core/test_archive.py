@@ -4,6 +4,7 @@ import copy
 import io
 import os
 import re
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -124,7 +125,7 @@ def test_loose_files_override_packed_files(run: RunFiles) -> None:
 @pytest.mark.parametrize("name", ["sweep", "pack"])
 def test_write_survives_cleanup_by_other_process(run: RunFiles, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cleanup happens during the write, or just before it, when the folder exists but is empty."""
-    module, step = (storage_files, "_get_umask") if name == "sweep" else (tempfile, "mkstemp")
+    module, step = (Path, "replace") if name == "sweep" else (secrets, "token_hex")
     original = getattr(module, step)
     run.get_round_files(2).path.mkdir()
 
@@ -286,6 +287,7 @@ def test_record_without_checksum_of_file_is_rejected(tmp_path: Path) -> None:
 
 WRITER = """
 import sys
+import tempfile
 from pathlib import Path
 from fedpipe.core.storage import files, packing
 from fedpipe.core.storage.layout import RunFiles

@@ -1,11 +1,13 @@
 """A run resumes with other shared code only if this code reproduces its last round."""
 
 import dataclasses
+import functools
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -170,6 +172,23 @@ def test_stack_replay_matches_loop_within_rounding() -> None:
     assert not comparison.has_same_environment
     assert comparison.is_reproduced("float32")
     assert comparison.distance < 1e-4
+
+
+def test_replay_compares_content_of_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another version of fedpipe or Arrow has written other bytes for the same table."""
+    with monkeypatch.context() as patch:
+        write_table = functools.partial(pq.write_table, compression="zstd")
+        patch.setattr(pq, "write_table", write_table)
+        plan = start_study()
+    run = studies.open_runs(plan)[0]
+    assert replay.replay_round(run, ROUNDS).differing_files == []
+    round_files = run.files.get_round_files(ROUNDS)
+    marker = files.read_json(round_files.marker)
+    marker["sha256"]["metrics.parquet"] = files.write_parquet(
+        round_files.metrics, files.read_parquet(round_files.metrics).slice(1)
+    )
+    files.write_json(round_files.marker, marker)
+    assert replay.replay_round(run, ROUNDS).differing_files == ["metrics.parquet"]
 
 
 def test_replay_rejects_nan_or_infinite_difference() -> None:

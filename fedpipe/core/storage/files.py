@@ -17,9 +17,9 @@ import io
 import itertools
 import json
 import os
+import secrets
 import shutil
 import sys
-import tempfile
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -64,14 +64,13 @@ def write_bytes(path: Path, data: bytes | memoryview) -> str:
 
 
 def _replace_file(path: Path, data: bytes | memoryview) -> None:
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with os.fdopen(descriptor, "wb") as stream:
+        with temporary.open("xb") as stream:
             stream.write(data)
-            os.fchmod(descriptor, 0o666 & ~_get_umask())
-        Path(temporary).replace(path)
+        temporary.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
@@ -142,8 +141,16 @@ def encode_parquet(table: pa.Table) -> bytes:
     import pyarrow.parquet as pq
 
     buffer = io.BytesIO()
-    pq.write_table(table, buffer, compression="zstd")
+    pq.write_table(table, buffer)
     return buffer.getvalue()
+
+
+def is_same_table(first: pa.Table, second: pa.Table) -> bool:
+    """Whether two tables are equal, with equal NaNs. Other versions of fedpipe or Arrow may have written their files.
+
+    The chunks of a table change the pages of its file, but not its values.
+    """
+    return encode_parquet(first.combine_chunks()) == encode_parquet(second.combine_chunks())
 
 
 def write_json(path: Path, value: Any) -> str:
@@ -362,9 +369,3 @@ def _call_file_reader(path: Path, read: Callable[[], _T]) -> _T:
     except Exception as error:  # any error of a reader means that the file is damaged
         reason = str(error).split("\n", 1)[0]
         raise make_unreadable_file_error(path, reason) from error
-
-
-def _get_umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current
