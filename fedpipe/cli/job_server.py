@@ -35,7 +35,10 @@ PRELOADED_MODULES = (
     *("fedpipe.cli.app", "fedpipe.engine.run", "fedpipe.report.callback_list", "fedpipe.engine.collect"),
     *("filelock", "pandas", "pyarrow.dataset", "pyarrow.parquet"),
 )
-FIGURE_MODULES = ("matplotlib.backends.backend_pdf", "matplotlib.backends.backend_svg", "matplotlib.figure")
+FIGURE_MODULES = (
+    *("fedpipe.report.contents", "fedpipe.report.figures.partition", "fedpipe.report.figures.ranks"),
+    *("matplotlib.backends.backend_pdf", "matplotlib.backends.backend_svg", "matplotlib.figure"),
+)
 FORWARDED_SIGNALS = [
     signal.Signals[f"SIG{name}"] for name in ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "TSTP", "CONT")
 ]

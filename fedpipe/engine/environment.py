@@ -108,10 +108,14 @@ def _find_unread_files(*components: Model | Algorithm) -> Iterator[Path]:
         for component in components
         for path in code_digest.compute_code_digest(*component.list_hashed_code()).files
     }
-    names = {path.name for path in paths}
-    loaded_names = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    loaded_files = {Path(name).resolve() for name in loaded_names if name and os.path.split(name)[1] in names}
-    yield from (path for path in paths if path.suffix != ".py" or path not in loaded_files)
+    yield from (path for path in paths if path.suffix != ".py" or not _is_imported(path))
+
+
+def _is_imported(path: Path) -> bool:
+    """Whether a file is the source of an imported module. Other modules are not read, because a fork shares them."""
+    parts = (path.parent if path.stem == "__init__" else path.with_suffix("")).parts
+    modules = (sys.modules.get(".".join(parts[start:])) for start in range(1, len(parts)))
+    return any(Path(getattr(module, "__file__", None) or "").resolve() == path for module in modules if module)
 
 
 def remove_duplicates(values: list[dict[str, Any]]) -> list[dict[str, Any]]:
