@@ -39,7 +39,7 @@ class HeterogeneitySummary(NamedTuple):
     def __str__(self) -> str:
         """One line of text."""
         return (
-            f"mean label entropy {self.entropy:.2f} bits   ·   mean Jensen–Shannon distance {self.js_distance:.3f}   ·"
+            f"mean label entropy {self.entropy:.2f} bits   ·   mean Jensen-Shannon distance {self.js_distance:.3f}   ·"
             f"   Gini coefficient of sizes {self.gini:.3f}"
         )
 
