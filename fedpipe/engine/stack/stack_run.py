@@ -220,7 +220,8 @@ class StackRun:
     def _run_step_range(self, step: StackStep, state: State, plan: BatchPlan, active: Flags | None, name: str) -> State:
         """Run the steps of a range, for active clients if there is a condition."""
         width = plan.samples.shape[1]
-        narrow_state, new_state = take_first_rows(state, width), None
+        has_all_rows = width == len(self.rows)
+        narrow_state, new_state = state if has_all_rows else take_first_rows(state, width), None
         if self._graph_cache is not None and active is None:
             new_state = self._graph_cache.run_step_range(name, step, narrow_state, plan, plan.has_idle_clients)
         if new_state is None:
@@ -233,7 +234,7 @@ class StackRun:
                     )
                 new_state = step(new_state, stack_batch)
         return state | {
-            name: _replace_first_rows(value, state[name]) if name in state else value
+            name: value if has_all_rows or name not in state else _replace_first_rows(value, state[name])
             for name, value in new_state.items()
             if value is not narrow_state.get(name)
         }
