@@ -1,5 +1,6 @@
 """Fixtures of all tests: the small federations of `fedpipe.testing`, and settings that make tests deterministic."""
 
+import gc
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -44,8 +45,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 #: Commands of tests can be interrupted, even if the tests run in the background of a shell, which ignores Ctrl+C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-#: Tests rewrite modules within the same second, often with the same size. Python would execute the old bytecode.
-sys.dont_write_bytecode = True
+@pytest.fixture(autouse=True, scope="session")
+def _prepare_process_after_collection() -> None:
+    """Write no bytecode, because tests rewrite modules within a second. Skip collected tests in garbage collections."""
+    sys.dont_write_bytecode = True
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
