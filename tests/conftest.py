@@ -45,6 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 #: Commands of tests can be interrupted, even if the tests run in the background of a shell, which ignores Ctrl+C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
 @pytest.fixture(autouse=True, scope="session")
 def _prepare_process_after_collection() -> None:
     """Write no bytecode, because tests rewrite modules within a second. Skip collected tests in garbage collections."""
