@@ -8,6 +8,10 @@ import sys
 
 from fedpipe.cli import fast_exit, job_server
 
+#: New objects after which Python looks for garbage. With its default, 700, a third of a job's start would be searches,
+#: because imports and digests of code create many objects that stay. No tensor of a round is in a cycle of references.
+GARBAGE_THRESHOLD = 10_000
+
 
 def main() -> None:
     """Run the command line, for a local job in a process that has done its imports (`fedpipe.cli.job_server`)."""
@@ -16,13 +20,11 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # in a locale that lacks ± or µ
-    if sys.argv[1:2] in (["plan"], ["figure"]):  # looking for garbage and taking modules down would take much time
+    gc.set_threshold(GARBAGE_THRESHOLD)
+    if sys.argv[1:2] in (["plan"], ["figure"]):
         gc.disable()
-        atexit.register(fast_exit.end_process)
-        fast_exit.run_command_line()
-    from fedpipe.cli.app import main as command_line
-
-    command_line()
+    atexit.register(fast_exit.end_process)
+    fast_exit.run_command_line()
 
 
 if __name__ == "__main__":

@@ -18,8 +18,9 @@ class Uploads(Sequence[tuple[int, float, State]]):
         total = sum(weights)
         self.ids, self.weights = tuple(ids), tuple(weight / total for weight in weights)
         self.states = uploads  #: upload of each client
-        #: Uploads with the weights of each part's last mean, and (None) of the last `with_weights`.
-        self._uploads_by_part: dict[str | None, Uploads] = {}
+        #: Clients and weights of each part's last mean, and (None) of the last `with_weights`. Uploads would be a cycle
+        #: of references, and their memory would not be freed at the end of the round.
+        self._weights_by_part: dict[str | None, tuple[tuple[int, ...], tuple[float, ...]]] = {}
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -45,17 +46,22 @@ class Uploads(Sequence[tuple[int, float, State]]):
         BatchNorm's running statistics get these weights, too, except in parts that you average later with other
         weights.
         """
-        uploads = self._uploads_by_part[None] = self._derive_uploads(self.ids, weights, self.states)
+        uploads = self._derive_uploads(self.ids, weights, self.states)
+        self._weights_by_part[None] = uploads.ids, uploads.weights
         return uploads
 
     def _derive_uploads(self, ids: Sequence[int], weights: Sequence[float], states: Sequence[State]) -> Uploads:
         uploads = Uploads(ids, weights, states)
-        uploads._uploads_by_part = self._uploads_by_part
+        uploads._weights_by_part = self._weights_by_part
         return uploads
 
     def get_uploads_with_part_weights(self, part: str) -> Uploads:
         """The uploads with the weights that the method used for a part."""
-        return self._uploads_by_part.get(part, self._uploads_by_part.get(None, self))
+        weights_by_part, rows = self._weights_by_part, {client: row for row, client in enumerate(self.ids)}
+        ids, weights = weights_by_part.get(part, weights_by_part.get(None, (self.ids, self.weights)))
+        uploads = self._derive_uploads(ids, weights, [self.states[rows[client]] for client in ids])
+        uploads.weights = weights  # a second division by their sum would change the last digits
+        return uploads
 
     def mark(self, flags: Tensor) -> Tensor:
         """The flags of all clients, shape (N,), with 1 for the clients of these uploads."""
@@ -67,7 +73,7 @@ class Uploads(Sequence[tuple[int, float, State]]):
         BatchNorm's running statistics of the part get the weights of its last mean. If the layers of a part have
         different weights, average the ones with BatchNorm last.
         """
-        self._uploads_by_part[part] = self
+        self._weights_by_part[part] = self.ids, self.weights
         total = None
         for _, weight, upload in self:
             term = (upload[part] if names is None else upload[part].only(names)) * weight

@@ -1,10 +1,14 @@
-"""A thread reuses the memory pages that it has freed."""
+"""Memory: a thread reuses the pages that it has freed, and a round's tensors are freed at its end."""
 
 import ctypes
+import gc
 import subprocess
 import sys
 
 import pytest
+import torch
+
+from fedpipe.core.components import component, registry
 
 #: Prints a thread's page faults (getrusage) for 20 tensors of 40 MB, which is more than glibc retains by default. The
 #: heap grows to its final size with 20 other tensors before, because freed memory is in pieces at first.
@@ -39,3 +43,20 @@ def test_retain_freed_memory_prevents_page_faults() -> None:
         for mode in ("keep", "leave")
     }
     assert faults["keep"] < 1000 < 20 * 1000 < faults["leave"]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "cfl", "fednova", "fedrod", "ifca", "scaffold"])
+def test_tensors_of_round_are_in_no_cycle_of_references(make_trial, name: str) -> None:
+    """Python frees cycles late, so the uploads of several rounds would be in memory."""
+    trial = make_trial(registry.build_component(component.ALGORITHM, name, {})).run(1)
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        trial.run(2)
+        gc.collect()
+        assert not [value for value in gc.garbage if isinstance(value, torch.Tensor)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
