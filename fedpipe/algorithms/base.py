@@ -333,6 +333,11 @@ class Algorithm(Component):
             The study.
         key
             The entry's key, such as ``algorithms.fedbn``, with which the warnings begin.
+
+        Raises
+        ------
+        SettingsError
+            The method can't be used with this network or these settings. The message begins with the key.
         """
         layers = getattr(self, "layers", None) if self.excess_layers_effect else None
         if not isinstance(layers, int) or study.network is None or layers <= (count := len(study.network.layers())):

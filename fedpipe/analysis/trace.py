@@ -16,7 +16,7 @@ from fedpipe.core.storage.archive import RESTORE_ADVICE
 from fedpipe.core.storage.files import (
     RESULTS,
     compute_file_sha256,
-    find_containing_file,
+    find_file_or_pack,
     format_display_path,
     is_intact,
     is_stored,
@@ -225,7 +225,7 @@ def _read_verified_hash(path: Path, sha256: str | None = None, run_folder: Path 
         raise _make_missing_file_error(path, run_folder)
     if not is_intact(path, sha256):
         raise ArtifactError(
-            f"{find_containing_file(path)} is damaged (its SHA-256 is not {sha256[:12]}…). Delete "
+            f"{find_file_or_pack(path)} is damaged (its SHA-256 is not {sha256[:12]}…). Delete "
             f"{run_folder or path}. Then {RESTORE_ADVICE}."
         )
     return sha256

@@ -15,7 +15,7 @@ from fedpipe.core.storage import archive, layout
 from fedpipe.core.storage.archive import RESTORE_ADVICE
 from fedpipe.core.storage.files import (
     compute_file_sha256,
-    find_containing_file,
+    find_file_or_pack,
     is_intact,
     is_same_table,
     is_stored,
@@ -103,7 +103,7 @@ def verify_run_files(files: RunFiles, keep_models: str | int = "last") -> Verifi
                 continue
             count += 1
             if not is_intact(path, sha256):
-                damaged_files[str(find_containing_file(path))] = files.path
+                damaged_files[str(find_file_or_pack(path))] = files.path
     if not damaged_files:
         damaged_files |= _find_wrong_segment_manifests(files)
         damaged_files |= _find_wrong_merged_files(files)

@@ -139,7 +139,7 @@ def _find_mistakes(name: str, callback: type[Callback]) -> Iterator[str]:
     for base in callback.__mro__[: callback.__mro__.index(Callback)]:
         for method, value in vars(base).items():
             if method in METHODS:
-                yield from overrides.check_override(name, method, value, Callback)
+                yield from overrides.find_override_mistakes(name, method, value, Callback)
                 continue
             is_public_method = isinstance(value, FunctionType) and not method.startswith("_")
             is_unused = is_public_method and issubclass(base, Callback) and method not in used_names

@@ -12,7 +12,7 @@ from typing import Any
 SIMILARITY = 0.75  #: least similarity of a misspelled name and its method, such as "kepe" and "keep"
 
 
-def check_override(label: str, name: str, value: Any, base_class: type) -> Iterator[str]:
+def find_override_mistakes(label: str, name: str, value: Any, base_class: type) -> Iterator[str]:
     """Check that the value of a class can be called like the method of its base class.
 
     Yields a message that begins with ``label``, the name of the class.

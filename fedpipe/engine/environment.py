@@ -85,7 +85,7 @@ class ComponentCode:
         self._code_objects = [component.list_hashed_code() for component in components]
         self._digests = [code_digest.compute_code_digest(*objects).text for objects in self._code_objects]
         self._file_stamps = {
-            path: pinned_files.compute_stat_fingerprint(path) for path in _find_unread_files(*components)
+            path: pinned_files.compute_stat_fingerprint(path) for path in _find_unimported_files(*components)
         }
 
     def require_unchanged(self, run_folder: Path) -> None:
@@ -101,7 +101,7 @@ class ComponentCode:
             )
 
 
-def _find_unread_files(*components: Model | Algorithm) -> Iterator[Path]:
+def _find_unimported_files(*components: Model | Algorithm) -> Iterator[Path]:
     """Find files of component digests that this process has not read yet: data, and later imports."""
     paths = {
         path

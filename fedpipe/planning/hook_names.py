@@ -55,7 +55,7 @@ def find_naming_mistakes(algorithm: Algorithm) -> Iterator[str]:
     for base in classes:
         for name, value in vars(base).items():
             if name in HOOKS and callable(getattr(Algorithm, name)):
-                yield from overrides.check_override(label, name, value, Algorithm)
+                yield from overrides.find_override_mistakes(label, name, value, Algorithm)
             elif not name.startswith("_") and name not in HOOKS and name not in fields | FIELDS:
                 yield from _find_misspelled_hook(label, name, used_names)
     for key in algorithm.unsupported_settings:

@@ -133,7 +133,7 @@ def patch_missing_records() -> None:
     FilePersistence.has_metadata = lambda *_: True  # Snakemake calls params_changed only if this is true
 
 
-def patch_parameter_records() -> None:
+def patch_pandas_import() -> None:
     """Let Snakemake test whether a parameter is a frame of pandas only if pandas has been imported."""
     serialize = FilePersistence._serialize_param_pandas
 

@@ -60,9 +60,9 @@ def test_block_killed_by_sigterm_leaves_no_block() -> None:
     run.write_initial_round()
     initial = sorted(run.files.path.rglob("*"))
     block = ["train", str(plan.runs[0].path), "--round", "1", "--block", "0", "--size", "5"]
-    program = (  # _replace_file calls os.fchmod between the write and the rename
-        f"import os, signal, sys; sys.argv = ['fedpipe', *{block}]\nfrom fedpipe.cli import app\n"
-        "os.fchmod = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\napp.main()"
+    program = (  # _replace_file calls Path.replace after the write
+        "import os, signal, sys\nfrom pathlib import Path\nfrom fedpipe.cli import app\n"
+        f"sys.argv, Path.replace = ['fedpipe', *{block}], lambda *_: os.kill(os.getpid(), signal.SIGTERM)\napp.main()"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == -signal.SIGTERM
     new_files = [path for path in run.files.path.rglob("*") if path.is_file() and path not in initial]

@@ -28,7 +28,7 @@ from fedpipe.core.errors import SettingsError
 from fedpipe.workflow import snakemake_patches
 from fedpipe.workflow.snakemake_patches import (
     SNAKEMAKE_VERSION,
-    patch_parameter_records,
+    patch_pandas_import,
     patch_scheduler_alarm,
     require_snakemake_version,
 )
@@ -114,7 +114,7 @@ def test_installed_versions_have_all_private_names(module: object, owners: tuple
 def test_parameter_records_are_equal_without_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
     serialize = FilePersistence._serialize_param_pandas
     monkeypatch.setattr(FilePersistence, "_serialize_param_pandas", serialize)  # for the end of this test
-    patch_parameter_records()
+    patch_pandas_import()
     persistence: FilePersistence = FilePersistence.__new__(FilePersistence)
     values = ["a", 1, None, [0.5], Path("a"), pd.Series([1, 2])]
     expected = [serialize(persistence, value) for value in values]

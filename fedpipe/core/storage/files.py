@@ -244,7 +244,7 @@ def format_display_path(path: Path) -> str:
     return f"{pack_file}/{name}" if _is_packed(path) else str(path)
 
 
-def find_containing_file(path: Path) -> Path:
+def find_file_or_pack(path: Path) -> Path:
     """Find the file that contains it: itself or its pack."""
     return archive.locate_pack_member(path)[0] if _is_packed(path) else path
 
@@ -340,14 +340,14 @@ def _make_missing_file_error(path: Path) -> ArtifactError:
 def _make_damaged_file_error(path: Path, actual_sha256: str, sha256: str) -> ArtifactError:
     subject = f"the SHA-256 of {archive.locate_pack_member(path)[1]}" if _is_packed(path) else "its SHA-256"
     reason = f"{subject} begins with {actual_sha256[:12]} instead of {sha256[:12]}"
-    return ArtifactError(f"{find_containing_file(path)} is damaged: {reason}. {_format_repair_advice(path)}.")
+    return ArtifactError(f"{find_file_or_pack(path)} is damaged: {reason}. {_format_repair_advice(path)}.")
 
 
 def make_unreadable_file_error(path: Path, reason: object) -> ArtifactError:
     """Make the error about a file that can't be read."""
     member_prefix = f"{archive.locate_pack_member(path)[1]}: " if _is_packed(path) else ""
     return ArtifactError(
-        f"{find_containing_file(path)} can't be read ({member_prefix}{reason}). {_format_repair_advice(path)}."
+        f"{find_file_or_pack(path)} can't be read ({member_prefix}{reason}). {_format_repair_advice(path)}."
     )
 
 
