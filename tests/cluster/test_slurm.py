@@ -168,7 +168,8 @@ def test_one_job_script_resumes_runs_in_next_job(clone: Clone, reference) -> Non
         return path.read_text() if path.exists() else ""
 
     def ended(number: int) -> bool:
-        return not clone.cluster.run("squeue", "-h", "-t", "PD,R,CG", "-j", f"{job}_{number}")
+        # In state SI Slurm sends a signal to the running job.
+        return not clone.cluster.run("squeue", "-h", "-t", "PD,R,CG,SI", "-j", f"{job}_{number}")
 
     clone.wait_until(
         lambda: len({label for label, _ in clone.read_round_times()}) == 3, "all three did a round at once"
