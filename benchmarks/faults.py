@@ -74,14 +74,19 @@ class Writes:
     """
 
     def __init__(self, fatal: int = 0, fraction: float = 0) -> None:
-        self.count, self._fatal, self._fraction, self._fdopen = 0, fatal, fraction, os.fdopen
-        storage_files.os.fdopen = self._open  # type: ignore[assignment]
+        self.count, self._fatal, self._fraction = 0, fatal, fraction
+        open_file = Path.open
 
-    def _open(self, *arguments: Any) -> Any:
+        def open_and_count(path: Path, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+            stream = open_file(path, mode, *arguments, **options)
+            return self._count(stream) if mode == "xb" else stream
+
+        Path.open = open_and_count  # type: ignore[method-assign, assignment]
+
+    def _count(self, stream: IO[bytes]) -> IO[bytes]:
         self.count += 1
-        stream = self._fdopen(*arguments)
         if self.count == self._fatal:
-            stream.write = functools.partial(self._die, stream, stream.write)
+            stream.write = functools.partial(self._die, stream, stream.write)  # type: ignore[method-assign]
         return stream
 
     def _die(self, stream: IO[bytes], write: Callable[[Any], int], data: Any) -> None:

@@ -7,10 +7,7 @@ import os
 import sys
 
 from fedpipe.cli import fast_exit, job_server
-
-#: New objects after which Python looks for garbage. With its default, 700, a third of a job's start would be searches,
-#: because imports and digests of code create many objects that stay. No tensor of a round is in a cycle of references.
-GARBAGE_THRESHOLD = 10_000
+from fedpipe.core import garbage
 
 
 def main() -> None:
@@ -20,7 +17,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # in a locale that lacks ± or µ
-    gc.set_threshold(GARBAGE_THRESHOLD)
+    garbage.reduce_collections()
     if sys.argv[1:2] in (["plan"], ["figure"]):
         gc.disable()
     atexit.register(fast_exit.end_process)

@@ -6,6 +6,7 @@ import gc
 import io
 import os
 import sys
+import threading
 from contextlib import suppress
 from typing import NoReturn
 
@@ -31,7 +32,7 @@ def end_process() -> None:
     Register this with atexit before other imports. Exit functions run in reverse order and after the end of all
     threads, so this one runs last.
     """
-    if not _exit_statuses:
+    if not _exit_statuses or threading.active_count() > 1:  # a daemon thread may block a file for ever
         return
     for stream in filter(None, (sys.stdout, sys.stderr)):  # None if the process started with a closed stream
         stream.flush()

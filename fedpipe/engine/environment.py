@@ -113,9 +113,9 @@ def _find_unimported_files(*components: Model | Algorithm) -> Iterator[Path]:
 
 def _is_imported(path: Path) -> bool:
     """Whether a file is the source of an imported module. Other modules are not read, because a fork shares them."""
-    parts = (path.parent if path.stem == "__init__" else path.with_suffix("")).parts
-    modules = (sys.modules.get(".".join(parts[start:])) for start in range(1, len(parts)))
-    return any(Path(getattr(module, "__file__", None) or "").resolve() == path for module in modules if module)
+    last_name = path.parent.name if path.stem == "__init__" else path.stem
+    modules = [module for name, module in list(sys.modules.items()) if name.rpartition(".")[2] == last_name]
+    return any(Path(getattr(module, "__file__", None) or "").resolve() == path for module in modules)
 
 
 def remove_duplicates(values: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ import torch
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.algorithms.batch import State
 from fedpipe.algorithms.uploads import Uploads
-from fedpipe.core import rng
+from fedpipe.core import garbage, rng
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage.files import is_stored, read_parquet, write_json, write_parquet
 from fedpipe.core.storage.layout import RunFiles
@@ -148,6 +148,8 @@ class Rounds:
         self._code = ComponentCode(model, unbound_algorithm)
         self._initial_score_caches = defaultdict[FederatedData, dict[int, Mapping[TestSet, Score]]](dict)
         self._was_complete: dict[int, bool] = {}  #: whether each round had a marker when this process began it
+        self.get_environment()  # hashes the shared code, before Python looks for garbage more often
+        garbage.restore_collections()
 
     def open_in_other_folder(self, files: RunFiles) -> Rounds:
         """Open a copy of these rounds in another folder. It skips the checks before a resume."""
@@ -273,10 +275,6 @@ class Rounds:
         ArtifactError
             A block belongs to another run or round, or the blocks have other clients than the round.
         """
-        self._write_times(round_number, self._aggregate_blocks(round_number, blocks))
-
-    def _aggregate_blocks(self, round_number: int, blocks: Sequence[Block]) -> dict[str, float]:
-        """Aggregate uploads, and write all states. Return the seconds of each step."""
         self._reject_foreign_blocks(round_number, blocks)
         self._begin_round_step(round_number)
         start_time, block = time.perf_counter(), Block.from_blocks(blocks, self._storage_device)
@@ -312,7 +310,8 @@ class Rounds:
         epoch_seconds = statistics.fmean(
             outcome.seconds / self._count_epochs_in_round(outcome.client, round_number) for outcome in block.outcomes
         )
-        return {"train": block.seconds, "epoch": epoch_seconds, "aggregate": time.perf_counter() - start_time}
+        seconds = {"train": block.seconds, "epoch": epoch_seconds, "aggregate": time.perf_counter() - start_time}
+        self._record_times(round_number, **seconds)
 
     def _count_epochs_in_round(self, client: int, round_number: int) -> float:
         """Count the epochs of a client in a round, which may be a fraction."""
@@ -390,10 +389,6 @@ class Rounds:
 
     def evaluate(self, round_number: int) -> None:
         """Evaluate a round and mark it as complete."""
-        self._evaluate_states(round_number, self.checkpoint.read_times(round_number))
-
-    def _evaluate_states(self, round_number: int, seconds: dict[str, float]) -> None:
-        """Evaluate the states of a round, add to the seconds of its steps, and mark it as complete."""
         self.checkpoint.read_state_json(round_number)  # requires the round's states
         self._begin_round_step(round_number)
         self._require_same_data(round_number)
@@ -432,14 +427,14 @@ class Rounds:
             if result.matrices is not None:
                 hashes[files.matrices.name] = write_parquet(files.matrices, result.matrices)
         self._code.require_unchanged(self.files.path)
-        self._write_times(round_number, seconds | {"evaluate": time.perf_counter() - start_time})
+        self._record_times(round_number, evaluate=time.perf_counter() - start_time)
         self.checkpoint.mark_round_complete(round_number, hashes)
 
-    def _write_times(self, round_number: int, seconds: dict[str, float]) -> None:
+    def _record_times(self, round_number: int, **seconds: float) -> None:
         """Write the seconds of a round's steps, unless another process has completed the round."""
         files = self.files.get_round_files(round_number)
         if self._was_complete.get(round_number) or not is_stored(files.marker):
-            write_json(files.times, seconds)
+            write_json(files.times, self.checkpoint.read_times(round_number) | seconds)
 
     def _read_kept_accuracies(self, round_number: int) -> pa.Table:
         """Read the recorded accuracies of a round's participants for the kept protocols."""
@@ -458,8 +453,8 @@ class Rounds:
 
     def run_round(self, round_number: int) -> None:
         """Run a complete round in this process."""
-        block = self.train(round_number, self.select_participants(round_number))
-        self._evaluate_states(round_number, self._aggregate_blocks(round_number, [block]))
+        self.aggregate(round_number, [self.train(round_number, self.select_participants(round_number))])
+        self.evaluate(round_number)
 
     def _require_same_data(self, round_number: int) -> None:
         """Require that round 0 and this round were computed with the current data."""

@@ -226,6 +226,21 @@ def test_failed_figure_does_not_affect_later_server_jobs(snakemake: Snakemake) -
     assert len(snakemake.list_processes()) == 1
 
 
+def test_command_ends_although_daemon_thread_blocks_file() -> None:
+    """The thread writes to a pipe that nobody reads, and has the lock of its file."""
+    program = (
+        "import os, sys, threading\n"
+        "from fedpipe.__main__ import main\n"
+        "stream = os.fdopen(os.pipe()[1], 'wb')\n"
+        "threading.Thread(target=stream.write, args=[bytes(1 << 20)], daemon=True).start()\n"
+        "sys.argv = ['fedpipe', 'describe', 'fedavg']\n"
+        "main()"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("fedavg (algorithm)")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("is_served", [True, False])
 def test_command_runs_exit_functions_and_flushes_files_at_end(snakemake: Snakemake, is_served: bool) -> None:

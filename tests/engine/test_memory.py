@@ -8,7 +8,9 @@ import sys
 import pytest
 import torch
 
+from fedpipe.core import garbage
 from fedpipe.core.components import component, registry
+from tests import small_studies as studies
 
 #: Prints a thread's page faults (getrusage) for 20 tensors of 40 MB, which is more than glibc retains by default. The
 #: heap grows to its final size with 20 other tensors before, because freed memory is in pieces at first.
@@ -60,3 +62,12 @@ def test_tensors_of_round_are_in_no_cycle_of_references(make_trial, name: str) -
         gc.set_debug(0)
         gc.garbage.clear()
         gc.enable()
+
+
+def test_opened_run_searches_for_garbage_as_often_as_python(in_empty_folder) -> None:
+    """A cycle in the loss of a custom method may contain a large tensor per batch."""
+    default_thresholds = gc.get_threshold()
+    garbage.reduce_collections()
+    assert gc.get_threshold() != default_thresholds
+    studies.open_runs(studies.prepare(studies.settings()))
+    assert gc.get_threshold() == default_thresholds

@@ -250,3 +250,19 @@ def test_shared_code_is_read_from_merged_times_without_pack(monkeypatch: pytest.
     assert message.startswith("1 of 1 run comes from other shared code")
     run.files.get_merged_files(ROUNDS).times.write_text("{}")
     assert [*code_changes.describe_runs_from_other_code(plan)] == []
+
+
+def test_edit_of_imported_module_in_linked_folder_does_not_end_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job has imported the module, so its numbers do not change."""
+    monkeypatch.syspath_prepend(".")
+    Path("lab-code").mkdir()
+    Path("lab").symlink_to("lab-code")
+    source = READS.split("FILES")[0] + "\n@dataclass(frozen=True)\nclass Own(FedAvg):\n    factor: float = 1.0\n"
+    Path("lab/linked.py").write_text(source)
+    plan = studies.prepare(studies.settings(("own",), 2, algorithms={"own": {"algorithm": "lab.linked.Own"}}))
+    rounds = studies.open_runs(plan)[0].run_segment(2)
+    assert [next(rounds), next(rounds)] == [0, 1]
+    Path("lab/linked.py").write_text(source.replace("1.0", "2.0"))
+    assert next(rounds) == 2
+    for name in ("lab.linked", "lab"):
+        sys.modules.pop(name)

@@ -210,7 +210,7 @@ def test_run_resumes_after_kill_during_packing() -> None:
     plan, run = studies.train_scaffold(ROUNDS)
     path = run.files.path
     expected = studies.hash_results(path)
-    writes = 4 + ROUNDS * 8  # writes of round 0 and of the other rounds
+    writes = 4 + ROUNDS * 9  # writes of round 0 and of the other rounds
     studies.delete_rounds(path)
     killed_process = subprocess.run(
         [sys.executable, "-c", DYING, str(writes), *studies.make_segment_command(path, ROUNDS)], capture_output=True
