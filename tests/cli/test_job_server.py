@@ -227,7 +227,7 @@ def test_failed_figure_does_not_affect_later_server_jobs(snakemake: Snakemake) -
 
 
 def test_command_ends_although_daemon_thread_blocks_file() -> None:
-    """The thread writes to a pipe that nobody reads, and has the lock of its file."""
+    """The thread waits for a full pipe, and has the lock of its file."""
     program = (
         "import os, sys, threading\n"
         "from fedpipe.__main__ import main\n"
