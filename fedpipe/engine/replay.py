@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import torch
 
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage import archive
-from fedpipe.core.storage.files import is_same_table, is_stored, read_json, read_parquet, write_json
+from fedpipe.core.storage.files import is_same_table, read_json, read_parquet, write_json
 from fedpipe.core.storage.layout import RoundFiles, RunFiles
 from fedpipe.engine.clients.executor import Executor
 from fedpipe.engine.rounds import Rounds
@@ -98,13 +98,13 @@ def replay_round(run: Rounds, round_number: int, executor: Executor | None = Non
             return None
         else:
             copy.run_round(round_number)
-        old_files, new_files = (compared_run.files.get_round_files(round_number) for compared_run in (run, copy))
-        old, new = (read_json(round_files.marker)["sha256"] for round_files in (old_files, new_files))
+        round_files = [compared_run.files.get_round_files(round_number) for compared_run in (run, copy)]
+        old, new = (read_json(item.marker)["sha256"] for item in round_files)
         compared_files = sorted(name for name in old | new if not name.endswith(".json"))
         differing_files = [
             name
             for name in compared_files
-            if old.get(name) != new.get(name) and not _has_same_table(name, old_files, new_files)
+            if old.get(name) != new.get(name) and not _has_same_table(name, round_files, (old, new))
         ]
         distance = _compute_state_distance(run, copy, round_number) if differing_files else 0.0
         if not distance:  # equal tensors: bytes of older files also depend on the memory layout
@@ -119,10 +119,12 @@ def replay_round(run: Rounds, round_number: int, executor: Executor | None = Non
         )
 
 
-def _has_same_table(name: str, old_files: RoundFiles, new_files: RoundFiles) -> bool:
+def _has_same_table(name: str, round_files: Sequence[RoundFiles], hashes: Sequence[Mapping[str, str]]) -> bool:
     """Whether a file is a table with equal content in two rounds. Other versions of Arrow write other bytes."""
-    paths = [round_files.path / name for round_files in (old_files, new_files)]
-    return name.endswith(".parquet") and all(map(is_stored, paths)) and is_same_table(*map(read_parquet, paths))
+    if not name.endswith(".parquet") or not all(name in round_hashes for round_hashes in hashes):
+        return False
+    tables = (read_parquet(files.path / name, sha256[name]) for files, sha256 in zip(round_files, hashes, strict=True))
+    return is_same_table(*tables)
 
 
 def require_reproducible_round(run: Rounds, round_number: int) -> None:
