@@ -20,7 +20,7 @@ class HeterogeneitySummary(NamedTuple):
 
     entropy: float  #: mean of the clients' label entropies, in bits
     js_distance: float  #: mean of the clients' Jensen-Shannon distances to the label distribution of all
-    gini: float  #: Gini coefficient of the clients' sizes
+    gini: float  #: Gini index of the clients' sizes
 
     @classmethod
     def from_counts(cls, counts: Integers) -> HeterogeneitySummary:
@@ -40,7 +40,7 @@ class HeterogeneitySummary(NamedTuple):
         """One line of text."""
         return (
             f"mean label entropy {self.entropy:.2f} bits   ·   mean Jensen-Shannon distance {self.js_distance:.3f}   ·"
-            f"   Gini coefficient of sizes {self.gini:.3f}"
+            f"   Gini index of sizes {self.gini:.3f}"
         )
 
 
@@ -70,7 +70,7 @@ def compute_js_distance(counts: Integers) -> Floats:
 
 
 def compute_gini(sizes: Integers) -> float:
-    """Gini coefficient of the clients' sizes, 0 for equal sizes, close to 1 if one client has all samples.
+    """Gini index of the clients' sizes, 0 for equal sizes, close to 1 if one client has all samples.
 
     This is the mean absolute difference of all pairs divided by twice the mean, computed from ranks.
     """

@@ -35,6 +35,7 @@ FORMER_HOOKS = {
 }
 FIELDS = frozenset(field.name for field in dataclasses.fields(Algorithm))
 HOOKS = tuple(name for name in dir(Algorithm) if not name.startswith("_") and name not in FIELDS)
+_class_mistakes: dict[type[Algorithm], list[str]] = {}  #: messages about classes, which many runs share
 
 
 def get_algorithm_name(algorithm: Algorithm) -> str:
@@ -45,25 +46,31 @@ def get_algorithm_name(algorithm: Algorithm) -> str:
 
 
 def find_naming_mistakes(algorithm: Algorithm) -> Iterator[str]:
-    """Messages about names in an algorithm's class, and about arguments of its hooks."""
-    label = get_algorithm_name(algorithm)
-    for mistake in component.find_field_declaration_mistakes(component.ALGORITHM, type(algorithm)):
-        yield f"{label} {mistake}"
-    classes = [base for base in type(algorithm).__mro__ if base not in Algorithm.__mro__]
-    used_names = overrides.find_names_in_methods(classes)
-    fields = {field.name for field in dataclasses.fields(algorithm)}
-    for base in classes:
-        for name, value in vars(base).items():
-            if name in HOOKS and callable(getattr(Algorithm, name)):
-                yield from overrides.find_override_mistakes(label, name, value, Algorithm)
-            elif not name.startswith("_") and name not in HOOKS and name not in fields | FIELDS:
-                yield from _find_misspelled_hook(label, name, used_names)
+    """Messages about names in an algorithm's class and settings, and about arguments of its hooks."""
+    label, algorithm_class = get_algorithm_name(algorithm), type(algorithm)
+    if algorithm_class not in _class_mistakes:
+        _class_mistakes[algorithm_class] = [*_find_class_mistakes(algorithm_class, label)]
+    yield from _class_mistakes[algorithm_class]
     for key in algorithm.unsupported_settings:
         if key not in Federation.model_fields:
             yield (
                 f"{label}.unsupported_settings: '{key}' is not a key of the section federation. "
                 f"{suggest_name(key, [*Federation.model_fields])}"
             )
+
+
+def _find_class_mistakes(algorithm_class: type[Algorithm], label: str) -> Iterator[str]:
+    for mistake in component.find_field_declaration_mistakes(component.ALGORITHM, algorithm_class):
+        yield f"{label} {mistake}"
+    classes = [base for base in algorithm_class.__mro__ if base not in Algorithm.__mro__]
+    used_names = overrides.find_names_in_methods(classes)
+    fields = {field.name for field in dataclasses.fields(algorithm_class)}
+    for base in classes:
+        for name, value in vars(base).items():
+            if name in HOOKS and callable(getattr(Algorithm, name)):
+                yield from overrides.find_override_mistakes(label, name, value, Algorithm)
+            elif not name.startswith("_") and name not in HOOKS and name not in fields | FIELDS:
+                yield from _find_misspelled_hook(label, name, used_names)
     for name in fields:
         if name in HOOKS:
             yield f"{label}: the field '{name}' hides the hook with that name. Rename the field."

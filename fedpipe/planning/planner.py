@@ -8,6 +8,7 @@ one. Also `execution`, `artifacts`, `report` and the shared code are not part of
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -465,16 +466,24 @@ def _describe_missing_data(params: Params) -> str:
 
 def _hash_sources(path: Path) -> dict[str, str]:
     """Hash the study's file and fedpipe's own files. The Snakefile plans again if one has changed."""
-    files = {*([path] if path.is_file() else []), *Path(fedpipe.__file__).parent.rglob("*.py")}
-    return {_get_relative_path(file): compute_file_sha256(file) for file in sorted(files)}
+    study_hashes = {path.resolve(): compute_file_sha256(path)} if path.is_file() else {}
+    return _make_paths_relative(study_hashes | _hash_package())
+
+
+@functools.cache
+def _hash_package() -> dict[Path, str]:
+    """Hash fedpipe's files. Later plans of a process use the same code, also if a file was edited meanwhile."""
+    return {file: compute_file_sha256(file) for file in sorted(Path(fedpipe.__file__).parent.resolve().rglob("*.py"))}
 
 
 def _list_component_file_hashes(components: list[Component]) -> dict[str, str]:
     """List the SHA-256 of the components' files at the time when their code was read."""
     digests = (compute_code_digest(*component.list_hashed_code()) for component in components)
-    return {_get_relative_path(file): sha256 for digest in digests for file, sha256 in digest.files.items()}
+    hashes = {file: sha256 for digest in digests for file, sha256 in digest.files.items()}
+    return _make_paths_relative({file.resolve(): sha256 for file, sha256 in hashes.items()})
 
 
-def _get_relative_path(file: Path) -> str:
-    cwd, absolute_file = Path.cwd().resolve(), file.resolve()
-    return str(absolute_file.relative_to(cwd) if absolute_file.is_relative_to(cwd) else absolute_file)
+def _make_paths_relative(values: dict[Path, str]) -> dict[str, str]:
+    """Make the resolved paths of files in this folder relative."""
+    prefix = f"{Path.cwd().resolve()}/"
+    return {str(file).removeprefix(prefix): value for file, value in values.items()}

@@ -200,7 +200,7 @@ def build_heterogeneity_section(data: StudyData) -> list[str | TextTable]:
     head = ["data", "label entropy (bits)", "Jensen-Shannon distance", "Gini of sizes"]
     description = (
         "Heterogeneity of the clients: label entropy, Jensen-Shannon distance to the label distribution of all clients "
-        "(both are means over clients), and Gini coefficient of the clients' sizes. Mean over seeds."
+        "(both are means over clients), and Gini index of the clients' sizes. Mean over seeds."
     )
     return [description, TextTable(pd.DataFrame(rows, columns=head), 1)]
 

@@ -164,8 +164,9 @@ def parse_algorithm(settings: Mapping[str, Any], label: str, changes: Mapping[st
 
 def reject_display_name_as_label(key: str, name: str) -> None:
     """Raise a ValueError if an algorithm has its name in papers, such as FedProx, instead of that in params.yaml."""
-    match = find_nearest_name(name, registry.list_components(ALGORITHM), cutoff=0.8)
-    if match and not re.fullmatch(LABEL_PATTERN, name):
+    if re.fullmatch(LABEL_PATTERN, name):
+        return
+    if match := find_nearest_name(name, registry.list_components(ALGORITHM), cutoff=0.8):
         raise ValueError(f"{key}: unknown algorithm '{name}'. Did you mean '{match}'?")
 
 

@@ -373,7 +373,7 @@ def test_partition_figure_shows_counts_and_sizes():
     assert subset.get_suptitle() == "digits (3 samples): dirichlet, alpha = 0.3, seed 4"
     note = figure.get_supxlabel().replace("\u00a0", " ")
     assert "Mean label entropy 0.36 bits" in note  # of 0 and 0.722
-    assert "Gini coefficient of sizes 0.125" in note
+    assert "Gini index of sizes 0.125" in note
 
 
 def test_partition_figure_marks_held_out_clients():

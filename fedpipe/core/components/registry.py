@@ -99,6 +99,12 @@ def find_component(kind: ComponentKind, name: str, key: str | None = None) -> ty
         return component_class
     if name not in list_components(kind):
         raise SettingsError(f"{key}: unknown {kind.name} '{name}'. {suggest_name(name, list_components(kind))}")
+    return _import_component(kind, name)
+
+
+@functools.cache
+def _import_component(kind: ComponentKind, name: str) -> type[Component]:
+    """Import the class of one of fedpipe's components."""
     module = importlib.import_module(f"{kind.package}.{name.replace('-', '_')}")
     classes = [
         value
