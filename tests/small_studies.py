@@ -238,7 +238,7 @@ def copy_project(folder: Path) -> Path:
         if source.exists() or source.is_symlink():
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target, follow_symlinks=False)
-    for compiled in (ROOT / "fedpipe").rglob("*.pyc"):  # otherwise each copy compiles the package
+    for compiled in (ROOT / "fedpipe").rglob("__pycache__/*"):  # otherwise each copy compiles the package
         target = folder / compiled.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(compiled, target)

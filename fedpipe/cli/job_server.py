@@ -151,7 +151,9 @@ def main() -> None:
         import_module(name)
     import_module("fedpipe.cli.app").build_command_line()
     # This reads the code, once for all jobs.
-    import_module("fedpipe.core.components.code_digest").compute_shared_code_digest()
+    code_digest = import_module("fedpipe.core.components.code_digest")
+    code_digest.compute_shared_code_digest()
+    code_digest.parse_component_modules()
     _share_memory_with_forks()
     with socket.socket(fileno=int(sys.argv[2])) as listener:
         if _compute_process_fingerprint() == fingerprint:  # otherwise the imported code is unknown

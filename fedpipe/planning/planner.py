@@ -8,7 +8,6 @@ one. Also `execution`, `artifacts`, `report` and the shared code are not part of
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -19,9 +18,13 @@ from typing import Any
 
 from typing_extensions import override
 
-import fedpipe
 from fedpipe.core.components import pinned_files
-from fedpipe.core.components.code_digest import compute_code_digest, compute_shared_code_digest
+from fedpipe.core.components.code_digest import (
+    PACKAGE_FOLDER,
+    compute_code_digest,
+    compute_shared_code_digest,
+    hash_package_files,
+)
 from fedpipe.core.components.component import Component
 from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage import layout, packing
@@ -436,9 +439,8 @@ def write_plan(plan: NewPlan) -> None:
             packing.unpack_folder(run.files.rounds_folder)
     plan_sha256 = plan.write()
     search.write_winner_settings(plan)
-    package = Path(fedpipe.__file__).resolve().parent
     has_custom_code = any(
-        name.endswith(".py") and package not in Path(name).resolve().parents for name in plan.source_hashes
+        name.endswith(".py") and PACKAGE_FOLDER not in Path(name).resolve().parents for name in plan.source_hashes
     )
     marks = {str(plan.study_files.plan): plan_sha256} | ({CUSTOM_MODULES_MARK: ""} if has_custom_code else {})
     write_json(sources, plan.source_hashes | marks)
@@ -467,13 +469,7 @@ def _describe_missing_data(params: Params) -> str:
 def _hash_sources(path: Path) -> dict[str, str]:
     """Hash the study's file and fedpipe's own files. The Snakefile plans again if one has changed."""
     study_hashes = {path.resolve(): compute_file_sha256(path)} if path.is_file() else {}
-    return _make_paths_relative(study_hashes | _hash_package())
-
-
-@functools.cache
-def _hash_package() -> dict[Path, str]:
-    """Hash fedpipe's files. Later plans of a process use the same code, also if a file was edited meanwhile."""
-    return {file: compute_file_sha256(file) for file in sorted(Path(fedpipe.__file__).parent.resolve().rglob("*.py"))}
+    return _make_paths_relative(study_hashes | hash_package_files())
 
 
 def _list_component_file_hashes(components: list[Component]) -> dict[str, str]:

@@ -16,6 +16,7 @@ from fedpipe.engine import contract
 from fedpipe.settings import study
 from fedpipe.settings.federation import Federation
 from fedpipe.testing import checks
+from tests import small_studies as studies
 from tests.algorithms.expected import EXPECTATIONS, Expected, check_expectations
 
 ALGORITHMS = registry.list_components(component.ALGORITHM)
@@ -40,11 +41,25 @@ def read_expectations(name):
     return expectations
 
 
-OTHER_CHECKS = [check for check in testing.CHECKS if check is not checks.check_hooks]
+#: Checks that train for half a second. `make test` has them only for the representative methods.
+LONG_CHECKS = {
+    *(checks.check_loop_and_stack_with_adam, checks.check_evaluation, checks.check_batch_normalization),
+    *(checks.check_training_in_blocks, checks.check_missing_classes),
+}
+CONTRACT = [
+    pytest.param(
+        name,
+        check,
+        id=f"{name}-{testing.get_check_title(check)}",
+        marks=[pytest.mark.slow] if check in LONG_CHECKS and name not in studies.REPRESENTATIVE else [],
+    )
+    for name in ALGORITHMS
+    for check in testing.CHECKS
+    if check is not checks.check_hooks
+]
 
 
-@pytest.mark.parametrize("check", OTHER_CHECKS, ids=testing.get_check_title)
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(("name", "check"), CONTRACT)
 def test_algorithm_satisfies_contract(name, check):
     assert check(build_algorithm(name, **read_expectations(name).parameters)) == []
 

@@ -128,6 +128,7 @@ def prepare_run(rounds: int, own: bool = False) -> str:
     return run
 
 
+@pytest.mark.slow
 def test_server_job_equals_separate_process(snakemake: Snakemake) -> None:
     path = prepare_run(2, own=True)
     for like in Path().glob("like-*.json"):  # written by this process

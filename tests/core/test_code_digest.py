@@ -289,6 +289,44 @@ def test_shared_code_digest_changes_only_with_numeric_code(tmp_path: Path) -> No
     assert edited[len(NUMBER_EDITS) :] == [current] * len(OTHER_EDITS)
 
 
+def test_stored_digest_of_shared_code_is_used_until_a_file_changes(tmp_path: Path) -> None:
+    """The file is in ``__pycache__``. Without bytecode, nothing is written."""
+    shutil.copytree(ROOT / "fedpipe", tmp_path / "fedpipe", ignore=shutil.ignore_patterns("__pycache__"))
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+
+    def compute_digest(*options: str) -> str:
+        script = "from fedpipe.core.components import code_digest\nprint(code_digest.compute_shared_code_digest())"
+        command = [sys.executable, *options, "-c", script]
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, check=True, stdout=subprocess.PIPE, text=True
+        ).stdout
+
+    digest = compute_digest("-B")
+    assert digest.strip() == code_digest.compute_shared_code_digest()
+    assert not [*tmp_path.rglob("__pycache__")]
+    assert compute_digest() == digest
+    (stored,) = tmp_path.rglob("__pycache__/*.txt")
+    package, _ = stored.read_text().split()
+    stored.write_text(f"{package} 123456789abc\n")
+    assert compute_digest() == "123456789abc\n", "the digest is read from the file"
+    for damaged in ("", package, f"{package[1:]} 123456789abc"):
+        stored.write_text(damaged)
+        assert compute_digest() == digest
+    assert stored.read_text() == f"{package} {digest}", "a damaged file is written again"
+    file, old, new = NUMBER_EDITS[0]
+    (tmp_path / file).write_text((tmp_path / file).read_text().replace(old, new))
+    edited_digest = compute_digest()
+    assert edited_digest != digest
+    assert compute_digest("-B") == edited_digest
+    (tmp_path / "fedpipe/engine/added.py").write_text("")
+    assert compute_digest() == edited_digest
+    assert stored.read_text().split()[0] != package
+    stored.write_text(f"{package} 123456789abc\n")
+    stored.parent.chmod(0o500)
+    assert compute_digest() == edited_digest
+
+
 def test_shared_code_covers_modules_that_jobs_import() -> None:
     """Only modules of the engine that do not train are missing."""
     modules = {
@@ -363,7 +401,7 @@ def test_code_digest_is_equal_in_all_python_versions(tmp_path: Path, version: st
         "import sys; sys.path[:0] = sys.argv[1:3]\n"
         "from fedpipe.core.components import code_digest as code\n"
         "parts = [type(name, (), {'__module__': 'sample'}) for name in ('C', 'f')]\n"
-        "print(code.compute_code_digest(*parts).text, code.compute_shared_code_digest())"
+        "print(code.compute_code_digest(*parts).text, code.compute_shared_digest_and_files().text)"
     )
     command = [find_pythons()[version], "-c", script, str(ROOT), str(tmp_path)]
     process = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -91,6 +91,7 @@ def test_tests_cover_all_benchmark_programs() -> None:
     assert {path.stem for path in (ROOT / "benchmarks").glob("*.py")} == SMALL.keys() | ELSEWHERE | SCRIPTS
 
 
+@pytest.mark.slow
 def test_round_figures_are_consistent(tmp_path: Path) -> None:
     figures = run_program("round", tmp_path / "figures.json")
     assert figures["training_samples"] + figures["test_samples"] == 1000
@@ -129,6 +130,7 @@ def test_round_stopwatch_times_files_that_engine_writes(tmp_path: Path, monkeypa
     assert stopwatch.seconds > 0
 
 
+@pytest.mark.slow
 def test_peers_table_shows_reasons_of_missing_systems(tmp_path: Path) -> None:
     """fedpipe is measured, and each missing system has a reason in the table."""
     missing = {"fluke": "fluke-fl", "flower": "flwr"}

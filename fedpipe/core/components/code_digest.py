@@ -11,8 +11,11 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import importlib.util
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,9 +36,10 @@ from fedpipe.core.components.module_graph import (
     parse_module,
     read_data_file_list,
 )
-from fedpipe.core.errors import SettingsError
-from fedpipe.core.storage.files import compute_file_sha256
+from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.storage.files import compute_file_sha256, write_bytes
 
+PACKAGE_FOLDER = Path(__file__).resolve().parents[2]
 SHARED_ENTRY_POINTS = (  #: entry points of the shared code
     ("fedpipe.engine.run", "Run"),
     ("fedpipe.planning.download", "load_and_save_dataset"),
@@ -95,8 +99,33 @@ def recompute_code_digests(*object_groups: tuple[Any, ...]) -> list[str]:
 
 @functools.cache
 def compute_shared_code_digest() -> str:
-    """Digest of the code that all runs share, such as executors, optimizers, random streams and base classes."""
-    return compute_shared_digest_and_files().text
+    """Digest of the code that all runs share, such as executors, optimizers, random streams and base classes.
+
+    It takes half a second. So a file next to Python's bytecode stores it, with the hash of all files of fedpipe.
+    """
+    path, package = Path(importlib.util.cache_from_source(__file__)).with_suffix(".txt"), _compute_package_sha256()
+    with suppress(OSError, ValueError):
+        stored_package, stored_digest = path.read_text().split()
+        if stored_package == package:
+            return stored_digest
+    digest = compute_shared_digest_and_files().text
+    if not sys.dont_write_bytecode and _compute_package_sha256() == package:  # no file was edited meanwhile
+        with suppress(ArtifactError):
+            write_bytes(path, f"{package} {digest}\n".encode())
+    return digest
+
+
+def _compute_package_sha256() -> str:
+    """Hash the names and contents of fedpipe's files as they are now."""
+    hashes = hash_package_files.__wrapped__()
+    lines = (f"{path.relative_to(PACKAGE_FOLDER).as_posix()} {sha256}\n" for path, sha256 in hashes.items())
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+@functools.cache
+def hash_package_files() -> dict[Path, str]:
+    """Hash fedpipe's files. It is done once per process, because code is imported once."""
+    return {path: compute_file_sha256(path) for path in sorted(PACKAGE_FOLDER.rglob("*.py"))}
 
 
 def compute_shared_digest_and_files() -> Digest:
@@ -107,20 +136,24 @@ def compute_shared_digest_and_files() -> Digest:
     )
 
 
+def parse_component_modules() -> list[syntax.ParsedModule]:
+    """Parse the modules of all components, so that processes that are forked later need not."""
+    folders = (PACKAGE_FOLDER.parent.joinpath(*package.split(".")) for package in COMPONENT_PACKAGES)
+    files = (path for folder in folders for path in sorted(folder.rglob("*.py")))
+    modules = (path.relative_to(PACKAGE_FOLDER.parent).with_suffix("").parts for path in files)
+    return [parse_module(".".join(part for part in parts if part != "__init__")) for parts in modules]
+
+
 def _list_imports_of_shared_code() -> Iterator[tuple[str, str]]:
     """List the names that components import from shared code. Digests of components do not follow them."""
-    for package in COMPONENT_PACKAGES:
-        folder = find_source_file(package)
-        for path in sorted(folder.parent.rglob("*.py")) if folder else ():
-            inner = path.relative_to(folder.parent).with_suffix("").parts if folder else ()
-            source = parse_module(".".join((package, *(part for part in inner if part != "__init__"))))
-            for target in itertools.chain(*source.imports.values()):
-                module, _, name = target.rpartition(".")
-                if is_shared_module(target) and is_first_party_module(target):
-                    if target.count("."):  # `import fedpipe.x`, but not `import fedpipe`
-                        yield target, ""
-                elif is_shared_module(module) and is_first_party_module(module):
-                    yield module, name
+    for source in parse_component_modules():
+        for target in itertools.chain(*source.imports.values()):
+            module, _, name = target.rpartition(".")
+            if is_shared_module(target) and is_first_party_module(target):
+                if target.count("."):  # `import fedpipe.x`, but not `import fedpipe`
+                    yield target, ""
+            elif is_shared_module(module) and is_first_party_module(module):
+                yield module, name
 
 
 @functools.cache
