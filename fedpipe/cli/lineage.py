@@ -13,7 +13,6 @@ from fedpipe.cli.plans import read_plan, warn_if_stale
 from fedpipe.core.errors import UserError
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.layout import FULL_PRESET, PAPERS, PARAMS
-from fedpipe.planning.plan import Plan
 
 if TYPE_CHECKING:
     import random
@@ -30,6 +29,7 @@ def trace_cell(
     import yaml
 
     from fedpipe.analysis import trace
+    from fedpipe.planning.plan import Plan
 
     typer.echo(yaml.safe_dump(trace.collect_cell_provenance(table, cell), sort_keys=False, width=120), nl=False)
     warn_if_stale(Plan.read(table.parent.parent / "plan.json"))

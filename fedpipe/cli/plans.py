@@ -14,14 +14,16 @@ from fedpipe.cli.group import LOCAL_PROFILE
 from fedpipe.core.errors import ArtifactError, SettingsError, UserError
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.layout import FULL_PRESET, PARAMS, StudyFiles
-from fedpipe.planning.plan import Plan
 
 if TYPE_CHECKING:
     from fedpipe.planning.derived_study import DerivedStudy
+    from fedpipe.planning.plan import Plan
 
 
 def read_plan(params: Path, preset: str) -> Plan:
     """Read the plan of a study. Raises an error if it is missing or if `params` is a folder."""
+    from fedpipe.planning.plan import Plan  # here, because pydantic takes a third of the time of a help page
+
     require_single_study(params, preset)
     has_plan = False
     with suppress(SettingsError):  # a missing file may have a path that can't be a study's

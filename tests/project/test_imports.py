@@ -15,7 +15,7 @@ from tests import small_studies as studies
 SLOW_IMPORTS = {
     "version": (
         "from fedpipe.cli.app import app; app(['--version'], standalone_mode=False)",
-        {"dvc", "matplotlib", "pandas", "snakemake", "torch"},
+        {"dvc", "matplotlib", "pandas", "pydantic", "snakemake", "torch"},
     ),
     "plan": (
         "from pathlib import Path; from fedpipe.planning.plan import Plan; Plan.read(Path('results/plan.json'))",
