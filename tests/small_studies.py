@@ -238,7 +238,8 @@ def copy_project(folder: Path) -> Path:
         if source.exists() or source.is_symlink():
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target, follow_symlinks=False)
-    for compiled in (ROOT / "fedpipe").rglob("__pycache__/*"):  # otherwise each copy compiles the package
+    compiled_files = [*(ROOT / "fedpipe").rglob("*.pyc"), *(ROOT / "fedpipe").rglob("__pycache__/code_digest.*.txt")]
+    for compiled in compiled_files:  # otherwise each copy compiles the package
         target = folder / compiled.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(compiled, target)

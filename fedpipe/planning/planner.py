@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -481,5 +482,5 @@ def _list_component_file_hashes(components: list[Component]) -> dict[str, str]:
 
 def _make_paths_relative(values: dict[Path, str]) -> dict[str, str]:
     """Make the resolved paths of files in this folder relative."""
-    prefix = f"{Path.cwd().resolve()}/"
+    prefix = os.path.join(Path.cwd().resolve(), "")  # noqa: PTH118  # with a slash at its end
     return {str(file).removeprefix(prefix): value for file, value in values.items()}

@@ -289,11 +289,13 @@ def test_shared_code_digest_changes_only_with_numeric_code(tmp_path: Path) -> No
     assert edited[len(NUMBER_EDITS) :] == [current] * len(OTHER_EDITS)
 
 
+@pytest.mark.slow
 def test_stored_digest_of_shared_code_is_used_until_a_file_changes(tmp_path: Path) -> None:
     """The file is in ``__pycache__``. Without bytecode, nothing is written."""
     shutil.copytree(ROOT / "fedpipe", tmp_path / "fedpipe", ignore=shutil.ignore_patterns("__pycache__"))
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"):
+        environment.pop(name, None)
 
     def compute_digest(*options: str) -> str:
         script = "from fedpipe.core.components import code_digest\nprint(code_digest.compute_shared_code_digest())"
@@ -322,9 +324,40 @@ def test_stored_digest_of_shared_code_is_used_until_a_file_changes(tmp_path: Pat
     (tmp_path / "fedpipe/engine/added.py").write_text("")
     assert compute_digest() == edited_digest
     assert stored.read_text().split()[0] != package
-    stored.write_text(f"{package} 123456789abc\n")
-    stored.parent.chmod(0o500)
-    assert compute_digest() == edited_digest
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["before", "during"])
+def test_digest_is_not_stored_if_files_change_after_import(tmp_path: Path, moment: str) -> None:
+    """A process that has imported or parsed other code computes a digest only for itself."""
+    shutil.copytree(ROOT / "fedpipe", tmp_path / "fedpipe", ignore=shutil.ignore_patterns("__pycache__"))
+    file, old, new = NUMBER_EDITS[0]
+    script = f"""
+from pathlib import Path
+from fedpipe.core.components import code_digest
+path = Path({file!r})
+text = path.read_text()
+walk = code_digest.compute_shared_digest_and_files
+def edit_during_walk():
+    path.write_text(text.replace({old!r}, {new!r}))
+    digest = walk()
+    path.write_text(text)
+    return digest
+if {moment!r} == "before":
+    path.write_text(text.replace({old!r}, {new!r}))
+else:
+    code_digest.compute_shared_digest_and_files = edit_during_walk
+print(code_digest.compute_shared_code_digest())
+"""
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"):
+        environment.pop(name, None)
+    process = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=environment, check=True, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.strip() != code_digest.compute_shared_code_digest()
+    assert [*tmp_path.rglob("__pycache__/*.pyc")]
+    assert not [*tmp_path.rglob("__pycache__/*.txt")]
 
 
 def test_shared_code_covers_modules_that_jobs_import() -> None:

@@ -35,11 +35,20 @@ from fedpipe.core.components.module_graph import (
     is_shared_module,
     parse_module,
     read_data_file_list,
+    reject_stale_bytecode,
 )
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage.files import compute_file_sha256, write_bytes
 
 PACKAGE_FOLDER = Path(__file__).resolve().parents[2]
+
+
+def hash_package_files() -> dict[Path, str]:
+    """Hash fedpipe's files."""
+    return {path: compute_file_sha256(path) for path in sorted(PACKAGE_FOLDER.rglob("*.py")) if path.is_file()}
+
+
+HASHES_ON_IMPORT = hash_package_files()  #: of the code that this process executes
 SHARED_ENTRY_POINTS = (  #: entry points of the shared code
     ("fedpipe.engine.run", "Run"),
     ("fedpipe.planning.download", "load_and_save_dataset"),
@@ -101,31 +110,25 @@ def recompute_code_digests(*object_groups: tuple[Any, ...]) -> list[str]:
 def compute_shared_code_digest() -> str:
     """Digest of the code that all runs share, such as executors, optimizers, random streams and base classes.
 
-    It takes half a second. So a file next to Python's bytecode stores it, with the hash of all files of fedpipe.
+    It takes half a second. So a file next to Python's bytecode stores it, with the hash of all files of fedpipe. It is
+    stored only if this process has imported and parsed the hashed files.
     """
-    path, package = Path(importlib.util.cache_from_source(__file__)).with_suffix(".txt"), _compute_package_sha256()
+    path, hashes = Path(importlib.util.cache_from_source(__file__)).with_suffix(".txt"), hash_package_files()
+    lines = (f"{file.relative_to(PACKAGE_FOLDER).as_posix()} {sha256}\n" for file, sha256 in hashes.items())
+    package = hashlib.sha256("".join(lines).encode()).hexdigest()
     with suppress(OSError, ValueError):
         stored_package, stored_digest = path.read_text().split()
         if stored_package == package:
+            for _, file in _list_component_files():
+                reject_stale_bytecode(file)
             return stored_digest
-    digest = compute_shared_digest_and_files().text
-    if not sys.dont_write_bytecode and _compute_package_sha256() == package:  # no file was edited meanwhile
+    digest, components = compute_shared_digest_and_files(), parse_component_modules()
+    parsed_hashes = {**digest.files, **{source.path: source.sha256 for source in components if source.path}}
+    is_unchanged = hashes == hash_package_files() == HASHES_ON_IMPORT and parsed_hashes.items() <= hashes.items()
+    if is_unchanged and not sys.dont_write_bytecode:
         with suppress(ArtifactError):
-            write_bytes(path, f"{package} {digest}\n".encode())
-    return digest
-
-
-def _compute_package_sha256() -> str:
-    """Hash the names and contents of fedpipe's files as they are now."""
-    hashes = hash_package_files.__wrapped__()
-    lines = (f"{path.relative_to(PACKAGE_FOLDER).as_posix()} {sha256}\n" for path, sha256 in hashes.items())
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
-@functools.cache
-def hash_package_files() -> dict[Path, str]:
-    """Hash fedpipe's files. It is done once per process, because code is imported once."""
-    return {path: compute_file_sha256(path) for path in sorted(PACKAGE_FOLDER.rglob("*.py"))}
+            write_bytes(path, f"{package} {digest.text}\n".encode())
+    return digest.text
 
 
 def compute_shared_digest_and_files() -> Digest:
@@ -138,10 +141,17 @@ def compute_shared_digest_and_files() -> Digest:
 
 def parse_component_modules() -> list[syntax.ParsedModule]:
     """Parse the modules of all components, so that processes that are forked later need not."""
+    return [parse_module(module) for module, _ in _list_component_files()]
+
+
+def _list_component_files() -> list[tuple[str, Path]]:
+    """List the modules of all components with their files."""
     folders = (PACKAGE_FOLDER.parent.joinpath(*package.split(".")) for package in COMPONENT_PACKAGES)
-    files = (path for folder in folders for path in sorted(folder.rglob("*.py")))
-    modules = (path.relative_to(PACKAGE_FOLDER.parent).with_suffix("").parts for path in files)
-    return [parse_module(".".join(part for part in parts if part != "__init__")) for parts in modules]
+    files = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
+    names = (path.relative_to(PACKAGE_FOLDER.parent).with_suffix("").parts for path in files)
+    return [
+        (".".join(part for part in parts if part != "__init__"), path) for parts, path in zip(names, files, strict=True)
+    ]
 
 
 def _list_imports_of_shared_code() -> Iterator[tuple[str, str]]:

@@ -34,7 +34,7 @@ SITE_FOLDERS = {"site-packages", "dist-packages"}  #: folders of installed packa
 # -- modules -----------------------------------------------------------------------------------------------------------
 
 
-def _reject_stale_bytecode(path: Path) -> None:
+def reject_stale_bytecode(path: Path) -> None:
     """Reject stale bytecode, which Python would execute because it compares only time and size of the source.
 
     Raises
@@ -128,7 +128,7 @@ def _parse_module_cached(module: str, path: Path | None, file_stat: tuple[int, .
             f"{path} can't be read as Python ({error}). Fix it, because a component imports it."
         ) from None
     if path is not None and path.suffix == ".py" and is_hashed_module(module):
-        _reject_stale_bytecode(path)
+        reject_stale_bytecode(path)
     return parsed_module
 
 
