@@ -3,6 +3,7 @@
 import ast
 import importlib
 import os
+import py_compile
 import shutil
 import subprocess
 import sys
@@ -316,6 +317,12 @@ def test_stored_digest_of_shared_code_is_used_until_a_file_changes(tmp_path: Pat
         stored.write_text(damaged)
         assert compute_digest() == digest
     assert stored.read_text() == f"{package} {digest}", "a damaged file is written again"
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked/fedpipe").symlink_to(tmp_path / "fedpipe")
+    environment["PYTHONPATH"] = str(tmp_path / "linked")
+    assert compute_digest() == digest
+    assert [*tmp_path.rglob("__pycache__/*.txt")] == [stored]
+    environment["PYTHONPATH"] = str(tmp_path)
     file, old, new = NUMBER_EDITS[0]
     (tmp_path / file).write_text((tmp_path / file).read_text().replace(old, new))
     edited_digest = compute_digest()
@@ -324,6 +331,38 @@ def test_stored_digest_of_shared_code_is_used_until_a_file_changes(tmp_path: Pat
     (tmp_path / "fedpipe/engine/added.py").write_text("")
     assert compute_digest() == edited_digest
     assert stored.read_text().split()[0] != package
+
+
+@pytest.mark.slow
+def test_stored_digest_rejects_stale_bytecode_and_needs_no_folder(tmp_path: Path) -> None:
+    """The bytecode of a component that no process has imported belongs to an edit that was taken back."""
+    shutil.copytree(ROOT / "fedpipe", tmp_path / "fedpipe", ignore=shutil.ignore_patterns("__pycache__"))
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"):
+        environment.pop(name, None)
+
+    def compute_digest() -> tuple[str, str]:
+        script = "from fedpipe.core.components import code_digest\nprint(code_digest.compute_shared_code_digest())"
+        command = [sys.executable, "-c", script]
+        process = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        return process.stdout.strip(), process.stderr
+
+    digest = code_digest.compute_shared_code_digest()
+    assert compute_digest() == (digest, "")
+    (stored,) = tmp_path.rglob("__pycache__/*.txt")
+    source = tmp_path / "fedpipe/algorithms/fedala.py"
+    text, times = source.read_text(), (source.stat().st_atime_ns, source.stat().st_mtime_ns)
+    source.write_text(text.replace("class FedALA", "class FedALB"))
+    os.utime(source, ns=times)
+    bytecode = py_compile.compile(str(source), doraise=True)
+    source.write_text(text)
+    os.utime(source, ns=times)
+    output, errors = compute_digest()
+    assert (output, bytecode in errors) == ("", True), errors
+    Path(bytecode).unlink()
+    shutil.rmtree(stored.parent)
+    stored.parent.write_text("this is no folder")
+    assert compute_digest() == (digest, "")
 
 
 @pytest.mark.slow
