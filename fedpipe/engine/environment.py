@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import os
 import platform
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -45,17 +43,6 @@ def get_device_and_versions(device: torch.device) -> dict[str, Any]:
     }
 
 
-def describe_executor_and_device(executor: str, device: torch.device, threads: int) -> str:
-    """Describe the executor, device and cores of this process."""
-    visible_gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    name = get_device_and_versions(device)["device"]
-    description = f"{executor} executor on {name}, {threads} thread{'s' * (threads > 1)} of {platform.node()}"
-    if visible_gpus in ("", "-1"):
-        return description
-    missing_gpu = " is assigned, but PyTorch sees no GPU" if device.type == "cpu" else ""
-    return f"{description}, GPU {visible_gpus}{missing_gpu}"
-
-
 def configure_device(execution: Execution) -> torch.device:
     """Select the device, acquire a GPU, and set up PyTorch for reproducible bits."""
     numerics.configure_torch()
@@ -83,10 +70,11 @@ class ComponentCode:
 
     def __init__(self, *components: Model | Algorithm) -> None:
         self._code_objects = [component.list_hashed_code() for component in components]
-        self._digests = [code_digest.compute_code_digest(*objects).text for objects in self._code_objects]
-        self._file_stamps = {
-            path: pinned_files.compute_stat_fingerprint(path) for path in _find_unimported_files(*components)
-        }
+        digests = [code_digest.compute_code_digest(*objects) for objects in self._code_objects]
+        self._digests = [digest.text for digest in digests]
+        # Data, and imports that this process has not read yet.
+        paths = {path for digest in digests for path in digest.files if path.suffix != ".py" or not _is_imported(path)}
+        self._file_stamps = {path: pinned_files.compute_stat_fingerprint(path) for path in paths}
 
     def require_unchanged(self, run_folder: Path) -> None:
         """Reject a result of a run if files of its key have changed since this job began."""
@@ -99,16 +87,6 @@ class ComponentCode:
                 f"{run_folder}: {changed_files[0]} has changed since this job began, but the run's key depends "
                 "on its previous content. Type `fedpipe run` to plan again, or restore the file."
             )
-
-
-def _find_unimported_files(*components: Model | Algorithm) -> Iterator[Path]:
-    """Find files of component digests that this process has not read yet: data, and later imports."""
-    paths = {
-        path
-        for component in components
-        for path in code_digest.compute_code_digest(*component.list_hashed_code()).files
-    }
-    yield from (path for path in paths if path.suffix != ".py" or not _is_imported(path))
 
 
 def _is_imported(path: Path) -> bool:

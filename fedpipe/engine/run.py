@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from collections.abc import Iterator
 
 from typing_extensions import override
@@ -9,7 +11,6 @@ from typing_extensions import override
 from fedpipe.core.storage import packing
 from fedpipe.core.storage.files import compute_file_sha256, is_stored, write_json
 from fedpipe.engine import replay
-from fedpipe.engine.environment import describe_executor_and_device
 from fedpipe.engine.pruning import StatePruner
 from fedpipe.engine.rounds import Rounds
 
@@ -41,8 +42,14 @@ class Run(Rounds):
         write_json(self.files.get_segment_manifest_path(stop), {"rounds": hashes})
 
     def describe_executor_and_device(self) -> str:
-        """Describe device and executor of this process."""
-        return describe_executor_and_device(self.executor.name, self._device, self._threads)
+        """Describe the executor, device and cores of this process."""
+        visible_gpus, threads = os.environ.get("CUDA_VISIBLE_DEVICES", ""), self._threads
+        executor, device = self.executor.name, self.get_environment()["device"]
+        description = f"{executor} executor on {device}, {threads} thread{'s' * (threads > 1)} of {platform.node()}"
+        if visible_gpus in ("", "-1"):
+            return description
+        missing_gpu = " is assigned, but PyTorch sees no GPU" if self._device.type == "cpu" else ""
+        return f"{description}, GPU {visible_gpus}{missing_gpu}"
 
     @override
     def _begin_round_step(self, round_number: int) -> None:

@@ -43,23 +43,20 @@ def replace_frozen_base(
     threads: int,
     made_by: Mapping[str, Any],
 ) -> tuple[FederatedData, Callable[[], Network]]:
-    """Replace the samples by features of the frozen base. Return them, and the builder of the other layers."""
-    with torch.random.fork_rng(devices=[]):
-        base, _ = model.split_frozen_base(build_network())
-    features = replace_inputs_by_stored_features(clients, base, path, threads, made_by)
-    return features, lambda: model.split_frozen_base(build_network())[1]
-
-
-def replace_inputs_by_stored_features(
-    clients: FederatedData, base: nn.Module, path: Path, threads: int, made_by: Mapping[str, Any]
-) -> FederatedData:
-    """Replace the samples by their features, which are computed if ``path`` is missing.
+    """Replace the samples by features of the frozen base, which are computed if ``path`` is missing.
 
     Raises
     ------
     ArtifactError
         The file at ``path`` is damaged.
+
+    Returns
+    -------
+    FederatedData, Callable
+        The samples with features, and the builder of the other layers.
     """
+    with torch.random.fork_rng(devices=[]):
+        base, _ = model.split_frozen_base(build_network())
     marker = path.with_suffix(".json")
     lock = packing.PACK_LOCK.with_name(f"{path.stem}.lock")  # ignored by git and DVC
     with lock_file(lock):  # runs that start together wait for the first one
@@ -67,7 +64,8 @@ def replace_inputs_by_stored_features(
             sha256 = files.write_pt(path, {"features": compute_features(clients, base, threads)})
             files.write_json(marker, {path.name: sha256, "made_by": dict(made_by)})
     sha256 = files.read_recorded_sha256(path)
-    return clients.replace_inputs(files.read_pt(path, sha256)["features"], {"features": sha256})
+    features = clients.replace_inputs(files.read_pt(path, sha256)["features"], {"features": sha256})
+    return features, lambda: model.split_frozen_base(build_network())[1]
 
 
 def compute_features(clients: FederatedData, base: nn.Module, threads: int = 1) -> Tensor:
