@@ -18,7 +18,6 @@ from fedpipe.cli import study  # noqa: F401
 from fedpipe.cli import stages  # noqa: F401
 from fedpipe.cli import lineage  # noqa: F401
 from fedpipe.cli import components  # noqa: F401
-from fedpipe.cli import project  # noqa: F401
 
 # isort: on
 from fedpipe.cli.group import app

@@ -63,15 +63,18 @@ def find_component(kind: ComponentKind, name: str, key: str | None = None) -> ty
     key = key or kind.section
     if "." in name:
         base_class, module_name = _get_base_class(kind), name.rpartition(".")[0]
+        advice = "Use the path of a class, such as my_module.MyClass."
+        if kind.function_module:
+            advice = (
+                "Use a function (shape, classes) -> (body, head) such as own.network, a class such as "
+                f"my_module.MyClass, or a model of `fedpipe list {kind.plural}`."
+            )
 
         def is_component_class(value: Any) -> bool:
             return inspect.isclass(value) and issubclass(value, base_class)
 
         candidate = import_user_object(
-            key,
-            name,
-            lambda value: is_component_class(value) or _is_network_function(kind, value),
-            _format_dotted_path_advice(kind),
+            key, name, lambda value: is_component_class(value) or _is_network_function(kind, value), advice
         )
         require_seeded_import(key, name)
         if _is_network_function(kind, candidate):
@@ -117,32 +120,14 @@ def _import_component(kind: ComponentKind, name: str) -> type[Component]:
 
 
 def _is_network_function(kind: ComponentKind, value: Any) -> bool:
-    """Whether a model can be made from a function: it has a name and takes shape and classes."""
-    return (
-        bool(kind.function_module)
-        and inspect.isfunction(value)
-        and "<" not in value.__qualname__
-        and _has_model_arguments(value)
-    )
-
-
-def _has_model_arguments(function: Any) -> bool:
-    """Whether a function has the arguments shape and classes. torchvision's functions have not."""
+    """Whether a model can be made from a function with a name and the arguments shape and classes."""
+    if not kind.function_module or not inspect.isfunction(value) or "<" in value.__qualname__:
+        return False
     try:
-        inspect.signature(function).bind_partial((1,), 2)
+        inspect.signature(value).bind_partial((1,), 2)  # torchvision's functions have other arguments
     except TypeError:
         return False
     return True
-
-
-def _format_dotted_path_advice(kind: ComponentKind) -> str:
-    """Advice for a dotted path without a component."""
-    if kind.function_module:
-        return (
-            "Use a function (shape, classes) -> (body, head) such as own.network, a class such as my_module.MyClass, "
-            f"or a model of `fedpipe list {kind.plural}`."
-        )
-    return "Use the path of a class, such as my_module.MyClass."
 
 
 def is_component(kind: ComponentKind, name: str) -> bool:
