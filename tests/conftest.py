@@ -10,6 +10,8 @@ import hypothesis
 import pytest
 import torch
 
+from torchvision.models import vgg
+
 from fedpipe import testing
 from fedpipe.cli import app
 from fedpipe.engine.clients.federated_data import FederatedData
@@ -103,6 +105,13 @@ def make_clients() -> Callable[..., FederatedData]:
 def make_trial() -> Callable[..., Trial]:
     """The function :func:`fedpipe.testing.make_trial`."""
     return testing.make_trial
+
+
+@pytest.fixture
+def narrow_vgg16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """VGG16 with the layers of the original but few channels, because its convolutions need a minute in float64."""
+    channels = [8, 8, "M", 8, 8, "M", 16, 16, 16, "M", 16, 16, 16, "M", 16, 16, 512, "M"]
+    monkeypatch.setitem(vgg.cfgs, "D", channels)
 
 
 @pytest.fixture

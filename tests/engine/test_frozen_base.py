@@ -19,7 +19,7 @@ from fedpipe.planning import download
 from fedpipe.planning.planner import NewPlan
 from tests import small_studies as studies
 
-pytestmark = pytest.mark.usefixtures("in_empty_folder")
+pytestmark = pytest.mark.usefixtures("in_empty_folder", "narrow_vgg16")
 
 IMAGES, CLASSES = 24, 3
 

@@ -62,6 +62,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
     assert len({str(metrics) for metrics in truth.values()}) == len(POINTS), "all experiments have different metrics"
 
     project = Project(studies.copy_project(folder / "project"))
+    shutil.rmtree(project.folder / "studies")  # `fedpipe prune` would plan all studies of the papers
     project.run("git", "init", "-q", "-b", "main")
     studies.write(make_small_study(), project.folder)
     project.commit("params")

@@ -15,6 +15,7 @@ from fedpipe.settings.schema import build_json_schema
 from tests import small_studies as studies
 
 STUDIES, ROUNDS = 200, 10
+SCHEMA = build_json_schema()
 EXTREME_VALUES = (None, True, -1, 0, 0.5, 1e-300, 1e300, 2**70, "", "x", "1e-3", [], [0], {}, {"a": 1}, float("nan"))
 DATA = (
     {"name": "digits", "subset": 90},
@@ -31,7 +32,7 @@ class RandomStudy:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.definitions: dict[str, Any] = {}
+        self.definitions: dict[str, Any] = SCHEMA["$defs"]
 
     def draw_value(self, schema: dict[str, Any]) -> Any:
         """Return a value of a schema. One in fifty is invalid or extreme."""
@@ -75,8 +76,7 @@ class RandomStudy:
 
     def draw_study(self) -> dict[str, Any]:
         """Return a small study."""
-        schema = build_json_schema()
-        self.definitions = schema["$defs"]
+        schema = SCHEMA
         params: dict[str, Any] = {"dataset": dict(self.random.choice(DATA))}
         for name in SECTIONS:
             if self.random.random() < 0.5:

@@ -126,12 +126,13 @@ def check_against_new_data(label: str, drift: dict[str, Any], stack: int, **fede
     list(new.run_segment(ROUNDS))
     assert get_bits(run, after) == get_bits(new, after)
     assert get_bits(run, after), "some files should be compared"
-    unchanged = Run(old_rounds, Execution(stack=stack))
-    for number in after:
-        unchanged.run_round(number)
-    assert not set(get_bits(run, after).values()) & {
-        sha256 for name, sha256 in get_bits(unchanged, after).items() if name.endswith("metrics.parquet")
-    }
+    if label in ("fedavg", "fedala"):  # the drift has an effect
+        unchanged = Run(old_rounds, Execution(stack=stack))
+        for number in after:
+            unchanged.run_round(number)
+        assert not set(get_bits(run, after).values()) & {
+            sha256 for name, sha256 in get_bits(unchanged, after).items() if name.endswith("metrics.parquet")
+        }
 
 
 @pytest.mark.parametrize("label", ALGORITHMS)
@@ -139,13 +140,14 @@ def test_drifted_run_equals_run_on_new_samples_bit_for_bit(label: str) -> None:
     check_against_new_data(label, LABELS, stack=1, held_out=HELD_OUT)
 
 
-@pytest.mark.parametrize(("stack", "drift"), [(1, ROTATION), (4, ROTATION), (4, LABELS)], ids=str)
-@pytest.mark.parametrize("held_out", [0, HELD_OUT])
+@pytest.mark.parametrize(
+    ("stack", "drift", "held_out"), [(1, ROTATION, 0), (4, ROTATION, HELD_OUT), (4, LABELS, 0)], ids=str
+)
 def test_drifted_stack_and_rotation_equal_run_on_new_samples(stack: int, drift: dict[str, Any], held_out: Any) -> None:
     check_against_new_data("fedala", drift, stack, held_out=held_out)
 
 
-@pytest.mark.parametrize("stack", [1, 3])
+@pytest.mark.parametrize("stack", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_drifted_single_rounds_with_blocks_have_equal_bits(stack: int) -> None:
     studies.require_equal_bits(prepare("fedala", LABELS), ROUNDS, size=4, stack=stack)
     for number in range(ROUNDS + 1):
