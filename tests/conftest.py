@@ -9,7 +9,6 @@ from pathlib import Path
 import hypothesis
 import pytest
 import torch
-
 from torchvision.models import vgg
 
 from fedpipe import testing

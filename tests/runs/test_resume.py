@@ -1,19 +1,14 @@
 """After a kill at any point, the same command repeats at most one round and gives equal bits."""
 
-import contextlib
-import os
-import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage import archive, files, packing
-from fedpipe.core.storage.layout import RunFiles
 from fedpipe.engine import collect
 from fedpipe.planning.planner import NewPlan
 from tests import small_studies as studies
@@ -71,53 +66,6 @@ def test_run_resumes_after_kill_during_write(write_number: int) -> None:
     assert rounds == list(range(complete_count + 1, ROUNDS + 1))
     assert studies.hash_results(path) == expected
     assert not studies.list_temporary_files(path), "temporary files should be deleted"
-
-
-class FinishedRun(NamedTuple):
-    """The folder of a study with one run, whose rounds are deleted, and their expected bits."""
-
-    folder: Path
-    plan: NewPlan
-    expected: dict[str, str]
-
-
-@pytest.fixture(scope="module")
-def finished_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
-    """FedALA's rounds take long enough for a kill to interrupt one."""
-    folder = tmp_path_factory.mktemp("finished")
-    with contextlib.chdir(folder):
-        plan = studies.prepare(studies.settings(("fedala",), ROUNDS, federation={"local_epochs": 3}))
-        path = plan.runs[0].path
-        list(studies.open_runs(plan)[0].run_segment(ROUNDS))
-        expected = studies.hash_results(path)
-        studies.delete_rounds(path)
-    return FinishedRun(folder, plan, expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("moment", range(8))
-def test_run_resumes_after_kill_at_any_moment(moment: int, finished_run: FinishedRun) -> None:
-    """The moment is a line of output plus a fraction of a round."""
-    shutil.copytree(finished_run.folder, Path(), dirs_exist_ok=True)
-    path = finished_run.plan.runs[0].path
-    worker = subprocess.Popen(
-        [sys.executable, "-u", "-m", "fedpipe", *studies.make_segment_command(path, ROUNDS)],
-        stdout=subprocess.PIPE,
-        text=True,
-        process_group=0,
-    )
-    for _ in range(1 + moment % ROUNDS):
-        worker.stdout.readline()
-    try:
-        worker.wait(timeout=0.07 * (moment // ROUNDS))
-    except subprocess.TimeoutExpired:
-        os.killpg(worker.pid, signal.SIGKILL)
-        worker.wait()
-    complete = len(RunFiles(path).list_complete_rounds()) - 1
-    complete_count, rounds = resume_segment(finished_run.plan)
-    assert complete_count == max(complete, 0)
-    assert rounds == list(range(complete_count + 1, ROUNDS + 1))
-    assert studies.hash_results(path) == finished_run.expected
 
 
 def test_longer_plan_continues_shorter_run() -> None:

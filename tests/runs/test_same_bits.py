@@ -12,16 +12,17 @@ from fedpipe.engine.stack import schedule
 from fedpipe.engine.torch_env import numerics
 from tests import small_studies as studies
 
-ROUNDS = 3
-#: All algorithms. Those that `make demo` does not run are slow tests.
-ALGORITHMS = studies.mark_others_slow(registry.list_components(component.ALGORITHM), ("fedavg", "scaffold", "cwfedavg"))
+FAST = ("fedavg", "scaffold", "cwfedavg")
+#: All algorithms. The others are slow tests.
+ALGORITHMS = studies.mark_others_slow(registry.list_components(component.ALGORITHM), FAST)
 
 
 @pytest.mark.parametrize("label", ALGORITHMS)
 def test_segments_threads_and_single_rounds_have_equal_bits(label: str) -> None:
     protocols = ["global-on-global", "personal-on-local", "trained-on-local", "finetuned-on-local"]
-    plan = studies.prepare(studies.settings((label,), ROUNDS, evaluation={"protocols": protocols}))
-    studies.require_equal_bits(plan, ROUNDS, size=3)
+    rounds = 3 if label in FAST else 2
+    plan = studies.prepare(studies.settings((label,), rounds, evaluation={"protocols": protocols}))
+    studies.require_equal_bits(plan, rounds, size=3)
 
 
 @pytest.mark.parametrize("label", ["fedavg", "scaffold", "fedala"])
