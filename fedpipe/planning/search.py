@@ -169,27 +169,28 @@ def assume_search_results(
     tuple
         The results, and the settings of the winners' runs by key.
     """
-    rungs, winners = list(plan.read_rungs()), dict[str, RunSettings]()
     if plan.tuning is None:
         return (), {}
+    rungs, winners = list(plan.read_rungs()), dict[str, RunSettings]()
     tuning = plan.tuning.replace_tpe_draws(rungs)
     for number in range(len(rungs), len(tuning.rungs)):
         results, rounds = [], tuning.rungs[number]
-        is_last = rounds == tuning.rungs[-1]
         for index, search in enumerate(tuning.searches):
             selected = rungs[-1].searches[index].selected if rungs else ()
-            kept = select_continuing_draws(search.draws, tuning.list_rung_draws(search, number, selected), is_last)
-            runs = [
-                settings
-                for draw in (kept if is_last else ())
-                for settings in list_winner_settings(plan, search, draw, lambda files: settings_by_key[files.path.name])
-            ]
-            winners |= {settings.key: settings for settings in runs}
-            keys = tuple(settings.key for settings in runs)
-            result = RungSearch(algorithm=search.algorithm, grid=search.grid, ranking=(), selected=kept, keys=keys)
-            results.append(result)
+            draws = tuning.list_rung_draws(search, number, selected)
+            kept = select_continuing_draws(search.draws, draws, is_last=rounds == tuning.rungs[-1])
+            results.append(RungSearch(algorithm=search.algorithm, grid=search.grid, ranking=(), selected=kept, keys=()))
         rungs.append(Rung(search=plan.search_digest, rounds=rounds, searches=tuple(results)))
-    return tuple(rungs), winners
+    last_results = []
+    for search, result in zip(tuning.searches, rungs[-1].searches, strict=True):
+        runs = [
+            settings
+            for draw in result.selected
+            for settings in list_winner_settings(plan, search, draw, lambda files: settings_by_key[files.path.name])
+        ]
+        winners |= {settings.key: settings for settings in runs}
+        last_results.append(dataclasses.replace(result, keys=tuple(settings.key for settings in runs)))
+    return (*rungs[:-1], dataclasses.replace(rungs[-1], searches=tuple(last_results))), winners
 
 
 def describe_largest_search_size(plan: Plan) -> str:

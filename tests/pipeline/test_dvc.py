@@ -36,11 +36,10 @@ def test_dvc_page_quotes_dvc_errors_for_invalid_methods(study: dict[str, Any], m
 
 
 @pytest.mark.slow
-def test_dvc_repro_records_grid_and_reruns_only_edited_algorithm(project: Project) -> None:
+def test_dvc_repro_records_grid(project: Project) -> None:
     """The matrix of stages reads study.algorithms, which is in the same section as the grid."""
     params = studies.settings(("fedavg", "fedprox"), 1)
-    fedprox = {"mu": 0.1, "overrides": {"federation.rounds": 2}, "protocol": "personal-on-local"}
-    params["algorithms"]["fedprox"] = fedprox
+    params["algorithms"]["fedprox"] = {"overrides": {"federation.rounds": 2}, "protocol": "personal-on-local"}
     params["study"]["grid"] = {"environment": {"mild/1": {"partition.alpha": 10.0}, "harsh": {"partition.alpha": 0.1}}}
     params["presets"] = {"smoke": {"study.grid": {}}}
     studies.write(params, project.folder)
@@ -50,15 +49,8 @@ def test_dvc_repro_records_grid_and_reruns_only_edited_algorithm(project: Projec
     assert {"train@fedavg", "train@fedprox"} <= set(list_stages(printed))
     untracked = project.run("git", "status", "--porcelain").splitlines()
     assert untracked == ["?? dvc.lock", "?? results/keys/", "?? results/metrics.json", "?? results/plots/"]
-    first = project.metrics()
-    assert set(first["fedprox"]) == {"environment=mild/1", "environment=harsh"}
+    assert set(project.metrics()["fedprox"]) == {"environment=mild/1", "environment=harsh"}
     assert list_stages(project.run("dvc", "repro")) == ["plan"]
-
-    project.edit(algorithms={"fedprox": fedprox | {"mu": 5.0}})
-    printed = project.run("dvc", "repro")
-    assert count_jobs(printed)["segment"] == 2
-    assert [stage for stage in list_stages(printed) if "@" in stage] == ["train@fedprox"]
-    assert project.metrics()["fedavg"] == first["fedavg"]
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from fedpipe.planning import freshness, planner, search
 from fedpipe.planning.plan import Plan
 from fedpipe.planning.run_settings import RunSettings
 from fedpipe.planning.rungs import RankedDraw, Rung, RungSearch, select_continuing_draws
+from fedpipe.report import forecast
 from fedpipe.settings.tune import Tune
 from tests import small_studies as studies
 
@@ -53,6 +54,18 @@ def write_result(plan: Plan, rounds: int, selected: tuple[int, ...]) -> None:
         found.append(result)
     rung = Rung(search=plan.search_digest, rounds=rounds, searches=tuple(found))
     write_bytes(plan.study_files.get_rung_result_path(rounds), encode_json(asdict(rung)))
+
+
+def test_plan_of_complete_search_forecasts_winners(run_fedpipe: studies.RunFedpipe) -> None:
+    """The winners are known, and none of their runs has begun."""
+    plan = plan_study()
+    write_result(plan, 1, (0, 1))
+    write_result(plan, 2, (1,))
+    status, _, errors = run_fedpipe("plan")
+    assert (status, "Traceback" in errors) == (0, False)
+    planned = planner.make_plan()
+    remaining = forecast.forecast_remaining_work(planned)
+    assert remaining.runs == len(planned.add_search_results(has_draws=True).runs) == 2 * 4 * 2 + 2 * 2 + 2 * 2
 
 
 # -- draws -------------------------------------------------------------------------------------------------------------

@@ -170,6 +170,7 @@ def test_tpe_adds_batch_after_each_rung_until_winners_run() -> None:
     finish_rung(target=0.1)
     last = finish_rung(target=0.1)
     assert not any(result.new_draws for result in last.searches)
+    assert forecast.forecast_remaining_work(planner.make_plan()).runs == 56 + 8, "also the winners among TPE's draws"
     resolved = Plan.read(plan.study_files.plan)
     assert not resolved.is_searching
     assert [len(planned.draws) for planned in resolved.tuning.searches] == [14, 14]

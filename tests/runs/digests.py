@@ -44,7 +44,6 @@ KERNELS = {
     "OMP_NUM_THREADS": "1",
     "CUDA_VISIBLE_DEVICES": "",
 }
-FIRST_FILE = Path(__file__).with_name("digests.json")
 FILES = {".pt", ".parquet"}
 
 NETWORKS = """
