@@ -29,7 +29,7 @@ from fedpipe.papers import layouts, published, stored_runs
 from fedpipe.papers.comparison import Preset
 from fedpipe.papers.layouts import Paper
 from fedpipe.papers.stored_runs import RunStore, StoredRun
-from fedpipe.planning import planner, study_folders
+from fedpipe.planning import planner
 from fedpipe.planning.plan import Cell
 from fedpipe.planning.planner import NewPlan
 from fedpipe.report import results
@@ -78,7 +78,7 @@ def list_readings() -> list[Reading]:
     """List the studies of all folders `readings`, and the stored presets that the papers' own pages do not have."""
     readings = []
     for study in layout.list_studies(PAPERS):
-        if study_folders.is_in_readings_folder(study):
+        if layout.is_in_readings_folder(study):
             readings.append(Reading(study))
         else:
             presets = dict.fromkeys(run.preset for run in RunStore.read(study).runs)

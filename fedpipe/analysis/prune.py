@@ -25,9 +25,9 @@ from fedpipe.data.datasets.base import PinnedDataset, PublishedDataset
 from fedpipe.engine.clients import frozen
 from fedpipe.planning import planner
 from fedpipe.planning.combined import read_plans
-from fedpipe.planning.keys import KEY_PATTERN
 from fedpipe.planning.run_settings import RunSettings
 from fedpipe.settings import loader, parser
+from fedpipe.settings.base import KEY_PATTERN
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def verify_results(
     import itertools
     import random
 
-    from fedpipe.analysis import verify, verify_study
+    from fedpipe.analysis import verify
 
     verdicts: Iterable[VerificationResult]
     if is_stored:
@@ -75,7 +75,7 @@ def verify_results(
         study_plan = read_plan(params or PARAMS, preset)
         paths = [run.path for run in study_plan.add_search_results(has_draws=True).runs]
         verdicts = itertools.chain(
-            [verify_study.verify_study(study_plan)],
+            [verify.verify_study(study_plan)],
             verify.verify_runs(paths, rerun, random.Random(seed), study_plan.keep_models),
         )
     results = []

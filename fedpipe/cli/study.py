@@ -54,7 +54,7 @@ def plan_studies(
 ) -> None:
     """Check the settings of a study, or of all studies in a folder, and write the plan of its runs and jobs."""
     from fedpipe.cli.scaffold import project
-    from fedpipe.planning import code_changes, planner, search, study_folders
+    from fedpipe.planning import code_changes, planner, search
     from fedpipe.report import forecast
 
     if outdated_warning := project.get_outdated_warning(Path()):
@@ -62,7 +62,7 @@ def plan_studies(
     if overrides and dry_run:
         plans = [parse_derived_study(params, preset, overrides).make_plan(preset)]
     else:
-        study_paths = study_folders.list_studies_without_readings(derive_study(params, preset, overrides))
+        study_paths = layout.list_studies_without_readings(derive_study(params, preset, overrides))
         plans = [_make_plan(path, preset, len(study_paths) > 1) for path in study_paths]
     has_several_studies = len(plans) > 1
     for study_plan in plans:

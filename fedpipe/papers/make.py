@@ -9,7 +9,7 @@ from typing import cast, get_args
 
 from fedpipe.core.errors import ArtifactError, SettingsError, suggest_name
 from fedpipe.core.storage.files import RESULTS
-from fedpipe.core.storage.layout import PAPERS, StudyFiles
+from fedpipe.core.storage.layout import PAPERS, StudyFiles, list_studies_without_readings
 from fedpipe.papers import commits, figures, layouts, measurements, pages
 from fedpipe.papers.comparison import MeasuredCell, PaperComparison, Preset
 from fedpipe.papers.figures import SvgFigure
@@ -17,7 +17,6 @@ from fedpipe.papers.layouts import Paper
 from fedpipe.papers.pages import BuildInfo
 from fedpipe.papers.published import CellId
 from fedpipe.papers.studies import PaperStudy
-from fedpipe.planning import study_folders
 from fedpipe.planning.plan import Plan
 from fedpipe.report.contents import compute_plans_fingerprint, get_staleness_warning
 
@@ -45,10 +44,7 @@ def write_paper_pages(preset: str, plans_fingerprint: str | None = None) -> Pape
         studies |= {(paper.paper, name): study for name, study in paper_studies.items()}
         measured_cells |= measurements.measure_paper_cells(paper, paper_studies.get)
         drawings |= figures.plot_figures(paper, paper_studies.get)
-    plans = (
-        Plan.read(StudyFiles.from_params(path, preset).plan)
-        for path in study_folders.list_studies_without_readings(PAPERS)
-    )
+    plans = (Plan.read(StudyFiles.from_params(path, preset).plan) for path in list_studies_without_readings(PAPERS))
     if plans_fingerprint is not None and compute_plans_fingerprint(plans) != plans_fingerprint:
         raise ArtifactError(
             f"{PAPERS}: the plans have changed since this Snakemake began, because a study was edited. Type "

@@ -27,7 +27,6 @@ from fedpipe.core.errors import ArtifactError
 from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage.files import read_json, read_verified_bytes, write_json
 from fedpipe.core.storage.layout import DiagnosticFiles, MergedRoundFiles, RunFiles, StudyFiles, format_command
-from fedpipe.planning.keys import DatasetName, Key
 from fedpipe.planning.partition_names import build_partition_report_labels, name_partitions
 from fedpipe.planning.rungs import (
     TUNED,
@@ -40,7 +39,7 @@ from fedpipe.planning.rungs import (
     format_draw_label,
     read_rungs,
 )
-from fedpipe.settings.base import NEW_CLIENTS_PREFIX, Label, Metric, convert_to_new_clients_protocol
+from fedpipe.settings.base import NEW_CLIENTS_PREFIX, DatasetName, Key, Label, Metric, convert_to_new_clients_protocol
 from fedpipe.settings.execution import Artifacts, Execution
 from fedpipe.settings.report import Report
 

@@ -19,8 +19,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, with_config
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage.files import encode_json, read_verified_bytes
 from fedpipe.core.storage.layout import RunFiles
-from fedpipe.planning.keys import DatasetName, Key
-from fedpipe.settings.base import Label, Metric, ValidationProtocol
+from fedpipe.settings.base import DatasetName, Key, Label, Metric, ValidationProtocol
 from fedpipe.settings.tune import Sampler, count_continuing_draws, count_new_draws_by_rung
 
 TUNING = "tuning"  #: name of the grid that distinguishes a method's tuned and default settings

@@ -22,7 +22,6 @@ import typer
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import files, layout
 from fedpipe.core.storage.layout import StudyFiles
-from fedpipe.planning import study_folders
 from fedpipe.planning.plan import Plan
 from fedpipe.report import contents, status, web_pages
 from fedpipe.report.status import RUN_STATES, RunProgress, RunState
@@ -320,8 +319,7 @@ def update_status_page(params: Path, preset: str, path: Path, watch: bool = Fals
 def _read_plans(params: Path, preset: str) -> tuple[list[Plan], list[Path]]:
     """Read the plans of a study or of a folder, and list the studies without a plan."""
     plan_paths = {
-        study: StudyFiles.from_params(study, preset).plan
-        for study in study_folders.list_studies_without_readings(params)
+        study: StudyFiles.from_params(study, preset).plan for study in layout.list_studies_without_readings(params)
     }
     plans = [Plan.read(plan_path) for plan_path in plan_paths.values() if plan_path.is_file()]
     if not plans:

@@ -54,6 +54,9 @@ Metric = Literal["accuracy", "auc", "ece", "nll"]
 NEW_CLIENTS_PREFIX = "new-"  #: begins the name of a protocol of new clients, such as ``new-personal-on-local``
 LABEL_PATTERN = r"^[a-z][a-z0-9_]{0,99}$"  #: part of names of files
 Label = Annotated[str, Field(pattern=LABEL_PATTERN)]
+KEY_PATTERN = r"[0-9a-f]{12}"
+Key = Annotated[str, Field(pattern=f"^{KEY_PATTERN}$")]  #: of a run, partition or diagnostic
+DatasetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.]+-[0-9a-f]{12}$")]  #: of a stored data set
 #: JSON Schema of a number of a client or class. Names are numbers after `replace_names_by_numbers`.
 NUMBER_OR_NAME = WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string"}]})
 ClientNumber = Annotated[int, Field(ge=0, strict=True), NUMBER_OR_NAME]

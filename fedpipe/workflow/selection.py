@@ -17,8 +17,14 @@ from typing import Any
 from snakemake.shell import shell
 
 from fedpipe.core.errors import SettingsError
-from fedpipe.core.storage.layout import FULL_PRESET, PARAMS, StudyFiles, normalize_study_path
-from fedpipe.planning import freshness, study_folders
+from fedpipe.core.storage.layout import (
+    FULL_PRESET,
+    PARAMS,
+    StudyFiles,
+    list_studies_without_readings,
+    normalize_study_path,
+)
+from fedpipe.planning import freshness
 from fedpipe.planning.combined import CombinedPlan
 from fedpipe.planning.plan import Plan
 
@@ -62,10 +68,7 @@ class StudySelection:
         SettingsError
             The folder contains no study, or a study has an invalid path.
         """
-        return {
-            path: StudyFiles.from_params(path, self.preset)
-            for path in study_folders.list_studies_without_readings(self.params)
-        }
+        return {path: StudyFiles.from_params(path, self.preset) for path in list_studies_without_readings(self.params)}
 
     def needs_planning(self, is_main_process: bool) -> bool:
         """Whether a study has to be planned. In the process of a job, only if it has no plan.

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from fedpipe.analysis import verify_study
+from fedpipe.analysis import verify
 from fedpipe.cli import app
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import read_json, write_bytes, write_json
@@ -52,7 +52,7 @@ def change_digit(path: Path) -> None:
 
 
 def test_verify_study_accepts_intact_study(study: Path) -> None:
-    verdict = verify_study.verify_study(read_plan())
+    verdict = verify.verify_study(read_plan())
     assert verdict.is_ok
     assert verdict.message.startswith(f"results: {len(FILES) + 1} files agree ")
     result = CliRunner().invoke(app.app, ["verify", "--rerun", "0"])
@@ -69,7 +69,7 @@ def test_verify_study_reports_every_file_that_differs_from_runs(study: Path, dam
     for name in FILES:
         data = Path(name).read_bytes()
         damage(Path(name))
-        verdict = verify_study.verify_study(study_plan)
+        verdict = verify.verify_study(study_plan)
         assert not verdict.is_ok
         assert re.match(rf"results: .*params.yaml: {name}\. Delete .*`fedpipe run`", verdict.message)
         if name != FILES[-1]:
@@ -131,19 +131,19 @@ def test_verify_study_rejects_plan_that_differs_from_settings(study: Path) -> No
     swapped_cells = tuple(dataclasses.replace(cell, seed=1 - cell.seed) for cell in original_plan.cells)
     swapped_plan = dataclasses.replace(original_plan, cells=swapped_cells)
     swapped_plan.write()
-    verdict = verify_study.verify_study(swapped_plan)
+    verdict = verify.verify_study(swapped_plan)
     assert not verdict.is_ok
     assert re.match("results/plan.json: .* params.yaml.*`fedpipe run`", verdict.message)
     params = Path("params.yaml")
     params.write_text(params.read_text().replace("learning_rate: 0.1", "learning_rate: 0.2"))
-    assert ". params.yaml has changed" in verify_study.verify_study(original_plan).message
+    assert ". params.yaml has changed" in verify.verify_study(original_plan).message
 
 
 def test_verify_study_ignores_source_hashes_if_plan_is_equal(study: Path) -> None:
     """After `dvc exp run` and `git checkout`, the recorded source hashes are those of the experiment."""
     sources = read_plan().study_files.source_hashes
     write_json(sources, read_json(sources) | {"params.yaml": "0" * 64})
-    verdict = verify_study.verify_study(read_plan())
+    verdict = verify.verify_study(read_plan())
     assert verdict.is_ok
     assert "changed" not in verdict.message
     Path("params.yaml").write_text("study: {seeds: []}\n")

@@ -12,7 +12,7 @@ import yaml
 
 from fedpipe.core.storage import layout
 from fedpipe.papers import layouts, make, published
-from fedpipe.planning import planner, study_folders
+from fedpipe.planning import planner
 from fedpipe.planning.planner import NewPlan
 from fedpipe.settings.loader import read_params
 from tests.small_studies import ROOT
@@ -20,7 +20,7 @@ from tests.small_studies import ROOT
 FILES = sorted(
     path
     for path in (ROOT / "studies/papers").rglob("*.yaml")
-    if path.name != layout.DVC_YAML and study_folders.READINGS not in path.parts
+    if path.name != layout.DVC_YAML and layout.READINGS not in path.parts
 )
 RUNS = {
     "feddw/table1": 480,

@@ -23,7 +23,7 @@ from fedpipe.papers.comparison import MeasuredCell
 from fedpipe.papers.published import CellId
 from fedpipe.papers.stored_runs import AccuracyCurve, RunStore, StoredRun
 from fedpipe.papers.studies import HERE, PaperStudy
-from fedpipe.planning import planner, study_folders
+from fedpipe.planning import planner
 from fedpipe.planning.plan import Plan
 from fedpipe.planning.planner import NewPlan
 from fedpipe.planning.rungs import encode_rung
@@ -247,13 +247,13 @@ def test_git_merges_stored_runs_of_two_machines(stored_study: NewPlan, files: tu
 def test_readings_run_only_if_selected(stored_study: NewPlan) -> None:
     plan = plan_study(READING, 1, study={"grid": {}})
     assert (
-        study_folders.list_studies_without_readings(layout.PAPERS)
-        == study_folders.list_studies_without_readings(Path.cwd() / layout.PAPERS)
+        layout.list_studies_without_readings(layout.PAPERS)
+        == layout.list_studies_without_readings(Path.cwd() / layout.PAPERS)
         == [STUDY]
     )
     assert (
-        study_folders.list_studies_without_readings(READING)
-        == study_folders.list_studies_without_readings(READING.parent)
+        layout.list_studies_without_readings(READING)
+        == layout.list_studies_without_readings(READING.parent)
         == [READING]
     )
     assert layout.list_studies(layout.PAPERS) == [READING, STUDY]

@@ -32,6 +32,7 @@ ROUND_GLOB = "[0-9][0-9][0-9][0-9]"  #: number of a round in names of files
 FULL_PRESET = "full"  #: preset of the unchanged study
 STUDIES = Path("studies")  #: folder of other studies
 PAPERS = STUDIES / "papers"  #: studies of the four papers
+READINGS = "readings"  #: folder of a paper whose studies run only if they or this folder are selected
 DVC_YAML = "dvc.yaml"  #: file of DVC next to studies
 PLOTS = ("curves", "clients", "matrices", "partition")  #: names of the figures' numbers
 FIGURE_FORMATS = ("svg", "pdf", "png")
@@ -329,6 +330,20 @@ def list_studies(params: Path) -> list[Path]:
     if not paths:
         raise SettingsError(f"{params}: the folder contains no study. Add a study as NAME.yaml.")
     return paths
+
+
+def list_studies_without_readings(params: Path) -> list[Path]:
+    """List the studies of a path like :func:`list_studies`, without the readings of the papers.
+
+    Readings are listed if ``params`` is their folder.
+    """
+    paths, is_selected = list_studies(params), is_in_readings_folder(normalize_study_path(params))
+    return [path for path in paths if is_selected or not is_in_readings_folder(path)]
+
+
+def is_in_readings_folder(path: Path) -> bool:
+    """Whether a path is a folder ``studies/papers/PAPER/readings`` or in it."""
+    return path.is_relative_to(PAPERS) and READINGS in path.parts
 
 
 def format_command(command: str, params: Path, preset: str = FULL_PRESET, overrides: Iterable[str] = ()) -> str:
