@@ -1,4 +1,4 @@
-"""Run a round of FedAvg on 200 samples for each data set and model in the table of docs/custom-data.md.
+"""Run a round of FedAvg on 300 samples for each data set and model in the table of docs/custom-data.md.
 
 The samples are real if the mirror of FEDPIPE_MIRROR has the data set. Otherwise they are noise with its shape and
 classes, in an .npz or Parquet file of a local mirror (tests/data has files in the published formats).
@@ -23,7 +23,7 @@ from fedpipe.settings import loader, parser
 from tests import small_studies as studies
 from tests.pipeline.conftest import TABLE, Project
 
-SUBSET = 200
+SUBSET = 300
 
 
 def list_pairs() -> list[Any]:
