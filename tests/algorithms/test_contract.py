@@ -44,7 +44,7 @@ def read_expectations(name):
 #: Checks that train for half a second. `make test` has them only for the representative methods.
 LONG_CHECKS = {
     *(checks.check_loop_and_stack_with_adam, checks.check_evaluation, checks.check_batch_normalization),
-    *(checks.check_training_in_blocks, checks.check_missing_classes),
+    *(checks.check_training_in_blocks, checks.check_missing_classes, checks.check_loop_and_stack_with_convolutions),
 }
 CONTRACT = [
     pytest.param(

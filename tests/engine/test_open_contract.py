@@ -180,7 +180,14 @@ class TwoStreams(GeometricSteps):
 METHODS: list[Algorithm] = [DPFedAvg(), QSGD(), RandomMask(), NoisySteps(), APFL(), GeometricSteps(), TwoStreams()]
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(method, marks=[] if isinstance(method, NoisySteps | APFL) else pytest.mark.slow)
+        for method in METHODS
+    ],
+    ids=lambda method: type(method).__name__,
+)
 def test_methods_with_random_numbers_and_several_parts_pass_all_checks(method: Algorithm) -> None:
     assert check_algorithm(method) == []
 
