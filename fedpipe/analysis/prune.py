@@ -147,7 +147,8 @@ def _find_needed_paths() -> tuple[set[Path], set[Path], set[Path]]:
             needed_runs = study_plan.add_search_results(has_draws=True).runs
             runs |= {run.path for run in needed_runs}
             # Runs of the search's winners and of TPE's draws, also if the study was edited after the search.
-            runs |= _find_named_runs("".join(path.read_text() for path in study_plan.rung_files if path.is_file()))
+            results = study_plan.study_files.tables_folder.glob("tuning-*.json")
+            runs |= _find_named_runs("".join(path.read_text() for path in results if path.is_file()))
             partitions |= {layout.get_assignment_path(run.partition).parent for run in needed_runs}
             data |= {layout.get_dataset_path(run.dataset) for run in study_plan.runs}
     return runs, partitions, data

@@ -70,6 +70,7 @@ def collect_cell_provenance(table: Path, cell: str) -> dict[str, Any]:
         raise SettingsError(f"'{table}' is not in the results of this folder. Change to the folder of its study.")
     plan = Plan.read(table.parent.parent / "plan.json")
     data, report = StudyData(plan), plan.report
+    plan.require_finished_search()
     require_current_tables(data, *TABLES)
     table_cells = _collect_rows_by_cell_name(data)
     cell = _find_table_cell_name(cell, table_cells)

@@ -8,6 +8,7 @@ method's earlier draws. The runs of draws are evaluated only by the protocol tha
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -160,9 +161,10 @@ def write_winner_settings(plan: Plan) -> None:
 def assume_search_results(
     plan: Plan, settings_by_key: dict[str, RunSettings]
 ) -> tuple[tuple[Rung, ...], dict[str, RunSettings]]:
-    """Complete the results of the rungs, for a forecast: the draws with the lowest numbers continue.
+    """Complete the results of the rungs, for a forecast: the draws with the fewest complete rounds continue.
 
-    Draws that TPE has not made yet are assumed to be those of the Sobol sequence.
+    So the remaining work is an upper bound. Draws that TPE has not made yet are assumed to be those of the Sobol
+    sequence.
 
     Returns
     -------
@@ -173,21 +175,30 @@ def assume_search_results(
         return (), {}
     rungs, winners = list(plan.read_rungs()), dict[str, RunSettings]()
     tuning = plan.tuning.replace_tpe_draws(rungs)
+
+    def count_complete_rounds(search: PlannedSearch, draw: int) -> int:
+        return sum(len(files.list_complete_rounds()) for files in search.list_run_files(draw))
+
+    def list_winner_runs(search: PlannedSearch, draw: int) -> list[RunSettings]:
+        return list_winner_settings(plan, search, draw, lambda files: settings_by_key[files.path.name])
+
+    def count_complete_winner_rounds(search: PlannedSearch, draw: int) -> int:
+        keys = (settings.key for settings in list_winner_runs(search, draw))
+        return sum(len(RunFiles.from_key(search.algorithm, key).list_complete_rounds()) for key in keys)
+
     for number in range(len(rungs), len(tuning.rungs)):
         results, rounds = [], tuning.rungs[number]
+        is_last = rounds == tuning.rungs[-1]
+        count = count_complete_winner_rounds if is_last else count_complete_rounds
         for index, search in enumerate(tuning.searches):
             selected = rungs[-1].searches[index].selected if rungs else ()
-            draws = tuning.list_rung_draws(search, number, selected)
-            kept = select_continuing_draws(search.draws, draws, is_last=rounds == tuning.rungs[-1])
+            draws = sorted(tuning.list_rung_draws(search, number, selected), key=functools.partial(count, search))
+            kept = select_continuing_draws(search.draws, draws, is_last)
             results.append(RungSearch(algorithm=search.algorithm, grid=search.grid, ranking=(), selected=kept, keys=()))
         rungs.append(Rung(search=plan.search_digest, rounds=rounds, searches=tuple(results)))
     last_results = []
     for search, result in zip(tuning.searches, rungs[-1].searches, strict=True):
-        runs = [
-            settings
-            for draw in result.selected
-            for settings in list_winner_settings(plan, search, draw, lambda files: settings_by_key[files.path.name])
-        ]
+        runs = [settings for draw in result.selected for settings in list_winner_runs(search, draw)]
         winners |= {settings.key: settings for settings in runs}
         last_results.append(dataclasses.replace(result, keys=tuple(settings.key for settings in runs)))
     return (*rungs[:-1], dataclasses.replace(rungs[-1], searches=tuple(last_results))), winners

@@ -84,8 +84,8 @@ class Forecast:
 def forecast_remaining_work(*plans: NewPlan) -> Forecast:
     """Forecast the incomplete runs of studies, one per core at the same time.
 
-    Shared runs count once, and runs without available data are omitted. With `tune`, all draws are as expensive as
-    those with the lowest numbers, which are assumed to continue.
+    Shared runs count once, and runs without available data are omitted. With `tune`, the draws with the fewest complete
+    rounds are assumed to continue.
     """
     has_incomplete_search = any(plan.tuning and len(plan.read_rungs()) < len(plan.tuning.rungs) for plan in plans)
     plans = tuple(map(_assume_search_results, plans))
@@ -109,7 +109,11 @@ def forecast_remaining_work(*plans: NewPlan) -> Forecast:
         if not run_rates:
             continue
         seconds.append(rounds * _estimate_round_seconds(plan, run, run_rates))
-        states, clients = _count_stored_states(plan.keep_models, run), settings.build_federation_settings().clients
+        clients = settings.build_federation_settings().clients
+        states = _count_stored_states(plan.keep_models, run.rounds)
+        if rounds < run.rounds:
+            states -= _count_stored_states(plan.keep_models, run.rounds - rounds)
+            clients = 0  # those of clients that have not trained are counted already
         stored_bytes += states * run_rates.server + (states * run.participants + clients) * run_rates.client
         traffic_bytes += rounds * run.participants * run_rates.sent
     parallel_runs = max(min(os.cpu_count() or 1, len(seconds)), 1)
@@ -141,11 +145,11 @@ def _estimate_round_seconds(plan: NewPlan, run: PlannedRun, rates: Rates) -> flo
     return rates.train * train_samples * run.participants / federation.clients * epochs + rates.rest * all_samples
 
 
-def _count_stored_states(keep_models: str | int, run: PlannedRun) -> int:
-    """Count the rounds whose states a run keeps."""
+def _count_stored_states(keep_models: str | int, rounds: int) -> int:
+    """Count the rounds whose states a run with this number of rounds keeps."""
     if isinstance(keep_models, int):
-        return run.rounds // keep_models + 2
-    return run.rounds if keep_models == "all" else 2
+        return rounds // keep_models + 2
+    return rounds if keep_models == "all" else 2
 
 
 def _load_mean_rates(requested_kinds: set[RunKind]) -> dict[RunKind, Rates]:

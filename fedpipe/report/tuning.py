@@ -53,7 +53,7 @@ class Winner(NamedTuple):
     texts: dict[str, str]  #: these values, the number of draws and the validation score, by the head of a column
     has_diverged: bool
     has_lost_to_diverged: bool  #: whether it diverged, but a draw that did not diverge was not continued
-    run_keys: tuple[str, ...]  #: keys of its runs with the study's seeds
+    settings: tuple[Path, ...]  #: files of its runs with the study's seeds, and then of its draw's runs
 
 
 def compute_rung_result(plan: Plan, rounds: int, plan_draw: PlanDraw | None = None) -> Rung:
@@ -73,7 +73,9 @@ def compute_rung_result(plan: Plan, rounds: int, plan_draw: PlanDraw | None = No
     stored_tuning, earlier_rungs = _get_planned_tuning(plan.add_search_results()), plan.read_rungs()[:number]
     tuning = tuning.replace_tpe_draws(earlier_rungs)
     if len(earlier_rungs) < number:
-        raise ArtifactError(f"{plan.rung_files[number - 1]} is missing or outdated. Delete it and run again.")
+        raise ArtifactError(
+            f"{plan.rung_files[number - 1]} is missing or outdated. Type `{plan.run_command}` to rank that rung first."
+        )
     found = []
     for index, planned in enumerate(tuning.searches):
         draws = tuning.list_rung_draws(planned, number, earlier_rungs[-1].searches[index].selected if number else ())
@@ -191,7 +193,10 @@ def list_winners(plan: Plan) -> list[Winner]:
             planned.draws[one.draw].keys: one.diverged for rung in rungs for one in rung.searches[index].ranking
         }
         has_lost = has_diverged and not all(last_results.values())
-        winners.append(Winner(planned, values, texts, has_diverged, has_lost, result.keys))
+        runs = [RunFiles.from_key(planned.algorithm, key) for key in result.keys]
+        runs += planned.list_run_files(ranked.draw) if ranked else []
+        settings = tuple(files.settings for files in runs)
+        winners.append(Winner(planned, values, texts, has_diverged, has_lost, settings))
     return winners
 
 
@@ -216,7 +221,7 @@ def build_search_section(plan: Plan) -> list[str | TextTable]:
         point_texts = {heads[name]: value or DASH for name, value in point.items()}
         rows.append({"algorithm": title, **point_texts, **winner.texts})
     if not rows:
-        return [describe_hyperparameter_search(plan)]
+        return ["The search of `tune` is not complete, so the table has no rows with the best draws yet."]
     warnings = [f"Warning: all draws of {join_words(failed)} diverged, so the winner is arbitrary."] if failed else []
     if failed_later:
         warnings.append(
@@ -242,7 +247,8 @@ def list_keys_near_bound(tuning: PlannedTuning, winner: Winner) -> list[str]:
         (bound, side), (section, _, name) = near_bound, key.partition(".")
         if section == "algorithms":
             section, name = "algorithm", name.partition(".")[2]
-        settings = RunSettings.read_unchecked(RunFiles.from_key(winner.search.algorithm, winner.run_keys[0]).settings)
+        path = next(filter(Path.is_file, winner.settings), winner.settings[0])  # the runs have the same components
+        settings = RunSettings.read_unchecked(path)
         steps = (1, RELATIVE_STEP * (abs(bound) or 1))  # of integers and real numbers
         keys += [key] if any(settings.is_valid_value(section, name, bound + side * step) for step in steps) else []
     return keys

@@ -117,7 +117,7 @@ def test_dvc_records_and_restores_search(project: Project) -> None:
     assert [new["draw"] for new in result["new_draws"]] == [4, 5]
     assert hashes.items() < project.hash_results().items(), "an edit only adds files"
     planned = (project.folder / "params.yaml").read_text()
-    project.edit(study={"seeds": [0, 1]})
+    project.edit(study={"seeds": [0, 1]}, tune={"rungs": [1]})
     pruned = project.run("fedpipe", "prune", check=False)
     keys = re.findall(r'"([0-9a-f]{12})"', "".join((project.folder / path).read_text() for path in RUNGS))
     assert keys

@@ -58,6 +58,8 @@ def test_forecast_scales_measured_runs_of_same_kind(measured_run: dict[str, floa
     assert "on this machine with 2 runs at the same time, store" in str(parallel)
     assert "one run at a time" in str(compute_forecast(2, rounds=10)), "there is only one run"
     assert compute_forecast(rounds=4).seconds == pytest.approx(2 * 5.0, rel=0.02), "two rounds are complete"
+    assert compute_forecast(rounds=4).stored_bytes == 2 * measured_run["server"]
+    assert compute_forecast(rounds=4, artifacts={"keep_models": "last"}).stored_bytes == 0, "states are replaced"
     assert compute_forecast(rounds=2).runs == 0
 
 

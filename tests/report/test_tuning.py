@@ -15,7 +15,7 @@ from fedpipe.core.yaml_text import read_generated_yaml
 from fedpipe.planning import planner, search
 from fedpipe.planning.plan import Plan
 from fedpipe.planning.rungs import RankedDraw, Rung, RungSearch, encode_rung, select_continuing_draws
-from fedpipe.report import tuning, wide
+from fedpipe.report import forecast, tuning, wide
 from fedpipe.report.data import StudyData
 from fedpipe.report.table_parts import TextTable
 from fedpipe.report.tuning import Measurement, rank_draws
@@ -229,6 +229,38 @@ def test_tpe_search_has_equal_draws_and_winner_in_any_job_order(
     rung["searches"][0]["new_draws"][0]["values"]["federation.learning_rate"] = 0.5
     plan.rung_files[0].write_text(json.dumps(rung))
     assert tuning.build_rung_files(plan)[plan.rung_files[0]] != plan.rung_files[0].read_bytes()
+
+
+@pytest.mark.usefixtures("in_empty_folder")
+def test_forecast_after_more_draws_is_upper_bound() -> None:
+    """The new draws may continue, and one of them may win, although the winner of the earlier draws has trained."""
+    over = {"federation.learning_rate": {"log": [0.01, 1]}}
+    tune = {"over": over, "draws": 4, "rungs": [1, 2], "by": "personal-on-validation", "seeds": [7]}
+    settings = studies.settings(rounds=2, tune=tune, dataset={"validation_fraction": 0.2})
+    path = studies.prepare(settings).study_files.plan
+    for rounds in (1, 2):
+        compute_rounds(Plan.read(path), rounds)
+        run_rank(rounds)
+    compute_rounds(Plan.read(path), 2)
+    assert forecast.forecast_remaining_work(planner.make_plan()).runs == 0
+    studies.write(settings | {"tune": tune | {"draws": 8}}, Path())
+    remaining = forecast.forecast_remaining_work(planner.make_plan())
+    # Four new draws for a round, three of them for another one, and two rounds of the winner.
+    assert (remaining.runs, remaining.rounds, remaining.is_upper_bound) == (5, 4 + 3 + 2, True)
+
+
+@pytest.mark.usefixtures("in_empty_folder")
+def test_search_section_of_incomplete_search_describes_no_winner_and_needs_no_winner_settings() -> None:
+    over = {"federation.local_epochs": {"choice": [1, 2, 5]}}
+    plan = plan_finished_search(over, 5)
+    for path in Path("results/runs/fedavg").glob("*/run.yaml"):
+        if path.parent not in plan.search_run_paths:
+            path.unlink()
+    complete_section = tuning.build_search_section(plan)
+    assert complete_section[-1].startswith("Some winners are near a bound of their range: local_epochs")
+    plan.rung_files[-1].unlink()
+    (sentence,) = tuning.build_search_section(Plan.read(plan.study_files.plan))
+    assert sentence.startswith("The search of `tune` is not complete")
 
 
 @pytest.mark.parametrize(
