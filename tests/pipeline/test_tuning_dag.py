@@ -62,6 +62,8 @@ def test_search_runs_from_draws_to_table(project: Project) -> None:
     hashes = project.hash_results()
 
     project.run("rm", RUNGS[0])
+    trace = project.run("fedpipe", "trace", "results/tables/results.md", "fedavg.personal-on-local", check=False)
+    assert "the search of `tune` is not complete. Type `fedpipe run`" in trace
     assert count_jobs(project.snakemake(TABLE))["segment"] == 0
     assert read_rungs(project) == [first, second]
 
@@ -117,8 +119,9 @@ def test_dvc_records_and_restores_search(project: Project) -> None:
     assert [new["draw"] for new in result["new_draws"]] == [4, 5]
     assert hashes.items() < project.hash_results().items(), "an edit only adds files"
     planned = (project.folder / "params.yaml").read_text()
-    project.edit(study={"seeds": [0, 1]}, tune={"rungs": [1]})
+    project.edit(study={"seeds": [0, 1]}, tune={"rungs": [1, 3]})
     pruned = project.run("fedpipe", "prune", check=False)
+    assert "can't be planned" not in pruned
     keys = re.findall(r'"([0-9a-f]{12})"', "".join((project.folder / path).read_text() for path in RUNGS))
     assert keys
     assert not [key for key in keys if key in pruned], "the winner and TPE's draws have runs with all seeds"
