@@ -41,9 +41,15 @@ def require_stored_state(files: RunFiles, round_number: int, client: int | None 
             not in layout.read_round_hashes(last_trained_files, last_trained_files.complete_states_marker)
         )
 
+    complete_rounds = files.list_complete_rounds()
+    if round_number not in complete_rounds:
+        raise ArtifactError(
+            f"{files.path}: round {round_number} is not complete. Type `fedpipe run` to compute it, or `dvc pull` if "
+            "DVC has recorded it."
+        )
     if is_stored(round_number):
         return
-    stored_rounds = [str(round_number) for round_number in files.list_complete_rounds() if is_stored(round_number)]
+    stored_rounds = [str(round_number) for round_number in complete_rounds if is_stored(round_number)]
     state_name = "the server state" if client is None else f"the state of client {client}"
     round_list = f", or use one of these rounds: {', '.join(stored_rounds)}" if stored_rounds else ""
     raise ArtifactError(

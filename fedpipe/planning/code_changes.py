@@ -52,7 +52,7 @@ def describe_invalidated_runs(plan: NewPlan) -> Iterator[str]:
         subject = "1 run will be" if count == 1 else f"{count} runs will be"
         yield (
             f"{subject} recomputed, because the code of {' and '.join(names)} has changed. The old results stay under "
-            f"{'the old key' if count == 1 else 'the old keys'} (`fedpipe prune` deletes them)."
+            f"{'the old key' if count == 1 else 'the old keys'} (`fedpipe prune` lists them)."
         )
 
 

@@ -21,7 +21,7 @@ from typing import Literal
 from fedpipe.core import callbacks
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage import layout
-from fedpipe.core.storage.files import is_stored, read_json
+from fedpipe.core.storage.files import is_stored, make_unreadable_file_error, read_json
 from fedpipe.core.storage.layout import MergedRoundFiles, RunFiles
 from fedpipe.planning.plan import Plan, PlannedRun
 from fedpipe.report import results
@@ -306,7 +306,10 @@ def _read_run_progress(
         state: RunState = "done"
         modification_time = merged_files.marker.stat().st_mtime_ns
         curves = _read_merged_accuracy_curves(merged_files, merged_files.marker.absolute(), modification_time)
-        seconds = _average_round_seconds(read_json(merged_files.times)["rounds"][-RECENT_ROUNDS:])
+        try:
+            seconds = _average_round_seconds(read_json(merged_files.times)["rounds"][-RECENT_ROUNDS:])
+        except (LookupError, TypeError):
+            raise make_unreadable_file_error(merged_files.times, "its field rounds is missing or damaged") from None
     else:
         state = _get_state_of_incomplete_run(files, complete_rounds, jobs, snakemake_start)
         curves = _read_accuracy_curves(files, complete_rounds, None if has_curves else 1)

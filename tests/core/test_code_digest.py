@@ -510,9 +510,9 @@ def test_component_path_needs_defining_module_or_package(tmp_path: Path, monkeyp
     (tmp_path / "patched.py").write_text("from module_of_mine import Mine\n\nMine.factor = 0.0\n")
     with pytest.raises(SettingsError, match=r"^algorithms: 'patched\.Mine' is defined .*'module_of_mine\.Mine'"):
         registry.find_component(component.ALGORITHM, "patched.Mine")
-    (tmp_path / "lab").mkdir()
-    (tmp_path / "lab/__init__.py").write_text("from lab.inner import Mine\n")
-    (tmp_path / "lab/inner.py").write_text((tmp_path / "module_of_mine.py").read_text())
-    assert registry.find_component(component.ALGORITHM, "lab.Mine").__module__ == "lab.inner", (
+    (tmp_path / "laboratory").mkdir()
+    (tmp_path / "laboratory/__init__.py").write_text("from laboratory.inner import Mine\n")
+    (tmp_path / "laboratory/inner.py").write_text((tmp_path / "module_of_mine.py").read_text())
+    assert registry.find_component(component.ALGORITHM, "laboratory.Mine").__module__ == "laboratory.inner", (
         "Python imports the package with its module"
     )

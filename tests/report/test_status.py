@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 from rich.console import Console
 
+from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage import files, layout
 from fedpipe.planning import planner
 from fedpipe.planning.plan import PlannedDiagnostic
@@ -139,6 +140,9 @@ def test_seconds_of_run_are_mean_of_last_five_rounds() -> None:
     files.write_json(merged_times, files.read_json(merged_times) | {"rounds": times})
     (progress,) = status.load_progress_and_failures(plan)[0]
     assert (progress.state, progress.seconds) == ("done", expected)
+    files.write_json(merged_times, {})
+    with pytest.raises(ArtifactError, match=rf"^{merged_times} can't be read \(its field rounds is missing"):
+        status.load_progress_and_failures(plan)
 
 
 def test_time_left_depends_on_number_of_parallel_runs() -> None:

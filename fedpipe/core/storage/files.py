@@ -334,7 +334,9 @@ def read_verified_bytes(path: Path, sha256: str | None) -> bytes:
 
 
 def _make_missing_file_error(path: Path) -> ArtifactError:
-    return ArtifactError(f"{path} is missing. Type `fedpipe run` to compute it.")
+    segments = path.parent.parent.parent / "segments"
+    is_lost = path.parent.parent.name == "rounds" and segments.is_dir()  # Snakemake looks only at segments
+    return ArtifactError(f"{path} is missing. {f'Delete {segments} and type' if is_lost else 'Type'} `fedpipe run`.")
 
 
 def _make_damaged_file_error(path: Path, actual_sha256: str, sha256: str) -> ArtifactError:
@@ -357,9 +359,11 @@ def _is_packed(path: Path) -> bool:
 
 def _format_repair_advice(path: Path) -> str:
     """Advice for a damaged file."""
+    run = path.parent.parent.parent
+    if path.name in TENSOR_FILES and path.parent.parent.name == "rounds":  # the rounds after it have been computed
+        return f"Delete {run} and run again"
     if not _is_packed(path):
         return "Delete it and run again"
-    run = path.parent.parent.parent
     return f"Delete {run / 'segments'} and run again. Complete rounds are not recomputed"
 
 
