@@ -485,6 +485,12 @@ def test_load_rejects_edited_study_but_accepts_its_results_folder(study: Path, t
         path.unlink()
     with pytest.raises(ArtifactError, match=r"server .*round 2 is not stored.*: 0, 1, 3\. .*`fedpipe run`\.$"):
         earlier.model("fedavg", alpha=0.3, round=2)
+    for path in (tmp_path / "copy/results/runs/fedavg").glob("*/rounds.zip"):
+        path.unlink()
+    with pytest.raises(
+        ArtifactError, match=r"round 2 is not complete\. Type `fedpipe run` to compute it, or `dvc pull`"
+    ):
+        earlier.model("fedavg", alpha=0.3, round=2)
     for run in (tmp_path / "copy/results/runs/pfedme").iterdir():  # an unpacked file is read instead of the packed one
         (run / "rounds/0001/state.json").write_text('{"last": [0]}')
     with pytest.raises(ArtifactError, match=r"0001/state.json can't be read .*last is missing or damaged"):

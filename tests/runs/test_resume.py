@@ -1,5 +1,6 @@
 """After a kill at any point, the same command repeats at most one round and gives equal bits."""
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -121,8 +122,19 @@ def test_resumed_run_does_not_recompute_damaged_early_state() -> None:
     packing.unpack_folder(path / "rounds")
     damage_file(path / "rounds/0002/server.pt", "truncate")
     assert resume_segment(plan)[1] == []
-    with pytest.raises(ArtifactError, match=r"0002/server\.pt is damaged"):
+    with pytest.raises(ArtifactError, match=rf"0002/server\.pt is damaged: .* Delete {path} and run again\."):
         studies.open_runs(plan)[0].load_server_state(2)
+
+
+def test_error_about_lost_rounds_shows_how_to_repair_them() -> None:
+    """Snakemake has nothing to do while the manifest of the segment exists."""
+    plan, run = studies.train_scaffold(ROUNDS)
+    Path(f"{run.files.rounds_folder}.zip").unlink()
+    with pytest.raises(ArtifactError) as error:
+        collect.merge_rounds(run.files, ROUNDS)
+    assert str(error.value).endswith(f"is missing. Delete {run.files.path}/segments and type `fedpipe run`.")
+    shutil.rmtree(run.files.path / "segments")
+    assert resume_segment(plan)[1] == [1, 2, 3, 4]
 
 
 def test_resumed_run_recomputes_damaged_member_of_pack() -> None:
