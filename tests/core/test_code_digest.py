@@ -290,17 +290,24 @@ def test_shared_code_digest_changes_only_with_numeric_code(tmp_path: Path) -> No
     assert edited[len(NUMBER_EDITS) :] == [current] * len(OTHER_EDITS)
 
 
+DIGEST = "from fedpipe.core.components import code_digest\nprint(code_digest.compute_shared_code_digest())"
+
+
+def copy_package(folder: Path) -> dict[str, str]:
+    """Copy fedpipe without bytecode. Return an environment in which Python imports the copy and writes bytecode."""
+    shutil.copytree(ROOT / "fedpipe", folder / "fedpipe", ignore=shutil.ignore_patterns("__pycache__"))
+    removed_names = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")
+    environment = {name: value for name, value in os.environ.items() if name not in removed_names}
+    return environment | {"PYTHONPATH": str(folder)}
+
+
 @pytest.mark.slow
 def test_stored_digest_of_shared_code_is_used_until_a_file_changes(tmp_path: Path) -> None:
     """The file is in ``__pycache__``. Without bytecode, nothing is written."""
-    shutil.copytree(ROOT / "fedpipe", tmp_path / "fedpipe", ignore=shutil.ignore_patterns("__pycache__"))
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"):
-        environment.pop(name, None)
+    environment = copy_package(tmp_path)
 
     def compute_digest(*options: str) -> str:
-        script = "from fedpipe.core.components import code_digest\nprint(code_digest.compute_shared_code_digest())"
-        command = [sys.executable, *options, "-c", script]
+        command = [sys.executable, *options, "-c", DIGEST]
         return subprocess.run(
             command, cwd=tmp_path, env=environment, check=True, stdout=subprocess.PIPE, text=True
         ).stdout
@@ -335,15 +342,11 @@ def test_stored_digest_of_shared_code_is_used_until_a_file_changes(tmp_path: Pat
 
 @pytest.mark.slow
 def test_stored_digest_rejects_stale_bytecode_and_needs_no_folder(tmp_path: Path) -> None:
-    """The bytecode of a component that no process has imported belongs to an edit that was taken back."""
-    shutil.copytree(ROOT / "fedpipe", tmp_path / "fedpipe", ignore=shutil.ignore_patterns("__pycache__"))
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"):
-        environment.pop(name, None)
+    """The bytecode of a component that no process has imported belongs to an edit that was reverted."""
+    environment = copy_package(tmp_path)
 
     def compute_digest() -> tuple[str, str]:
-        script = "from fedpipe.core.components import code_digest\nprint(code_digest.compute_shared_code_digest())"
-        command = [sys.executable, "-c", script]
+        command = [sys.executable, "-c", DIGEST]
         process = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
         return process.stdout.strip(), process.stderr
 
@@ -369,7 +372,7 @@ def test_stored_digest_rejects_stale_bytecode_and_needs_no_folder(tmp_path: Path
 @pytest.mark.parametrize("moment", ["before", "during"])
 def test_digest_is_not_stored_if_files_change_after_import(tmp_path: Path, moment: str) -> None:
     """A process that has imported or parsed other code computes a digest only for itself."""
-    shutil.copytree(ROOT / "fedpipe", tmp_path / "fedpipe", ignore=shutil.ignore_patterns("__pycache__"))
+    environment = copy_package(tmp_path)
     file, old, new = NUMBER_EDITS[0]
     script = f"""
 from pathlib import Path
@@ -388,9 +391,6 @@ else:
     code_digest.compute_shared_digest_and_files = edit_during_walk
 print(code_digest.compute_shared_code_digest())
 """
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"):
-        environment.pop(name, None)
     process = subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path, env=environment, check=True, stdout=subprocess.PIPE, text=True
     )
