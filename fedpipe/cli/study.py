@@ -245,6 +245,9 @@ def show_status(
 ) -> None:
     """Show the progress of each run, the remaining time, and the end of the log of each failed job."""
     params = find_derived_study(params, preset, overrides)
+    study_plan = None if params.is_dir() and html else read_plan(params, preset)  # raises an error if there is no plan
+    if study_plan and not watch:
+        warn_if_stale(study_plan)
     if html is None:
         from fedpipe.report import status_table
 
@@ -252,8 +255,6 @@ def show_status(
     else:
         from fedpipe.report import status_page
 
-        if not params.is_dir():
-            read_plan(params, preset)  # raises an error if the study has no plan
         status_page.update_status_page(params, preset, html, watch)
 
 

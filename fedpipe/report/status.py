@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from fedpipe.core import callbacks
 from fedpipe.core.errors import ArtifactError
@@ -30,8 +30,8 @@ from snakemake_logger_plugin_fedpipe import RECORDS_FOLDER, has_ended, read_reco
 from snakemake_logger_plugin_fedpipe.progress import read_log_tail
 
 #: States in the order of the display.
-RunState = Literal["failed", "running", "queued", "stopped", "waiting", "done"]
-RUN_STATES: tuple[RunState, ...] = ("failed", "running", "queued", "stopped", "waiting", "done")
+RunState = Literal["damaged", "failed", "running", "queued", "stopped", "waiting", "done"]
+RUN_STATES: tuple[RunState, ...] = get_args(RunState)
 ROUND_RULES = ("segment", "init", "train", "aggregate", "evaluate")  #: rules that compute rounds of a run
 RECENT_ROUNDS = 5  #: rounds for the mean rate
 LOG_LINES = 20  #: lines to read of a failed job's log
@@ -49,9 +49,10 @@ class RunProgress:
     name
         Description of algorithm, grid point and seed.
     state
-        ``failed``: its last job failed. ``running``: a job writes its log. ``queued``: a job is submitted.
-        ``stopped``: it has begun, but Snakemake is not running, or Ctrl+C or SIGTERM ended its last job.
-        ``waiting``: it has not begun. ``done``: all rounds are complete.
+        ``damaged``: one of its files can't be read. ``failed``: its last job failed. ``running``: a job writes its log.
+        ``queued``: a job is submitted. ``stopped``: it has begun, but no Snakemake runs its study, or Ctrl+C or SIGTERM
+        ended its last job. ``waiting``: it has not begun, or Snakemake will continue it. ``done``: all rounds are
+        complete.
     rounds, total
         Complete rounds, and rounds of the study.
     accuracy
@@ -61,6 +62,8 @@ class RunProgress:
         Mean seconds of the last rounds.
     curves
         Accuracies in [0, 1] by evaluated round and protocol, if they were loaded.
+    damage
+        The message about the damaged file. Empty in other states.
     """
 
     name: str
@@ -70,6 +73,7 @@ class RunProgress:
     accuracy: float | None
     seconds: float | None
     curves: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    damage: str = ""
 
     @property
     def seconds_left(self) -> float | None:
@@ -133,6 +137,10 @@ class LoggedJob:
         # File systems may round times down to seconds.
         return any(time >= math.floor(self.timestamp) for time in _get_modification_times(self.logs[:1]))
 
+    def begins_after(self, snakemake_start: float | None) -> bool:
+        """Whether its record is from a Snakemake that runs since ``snakemake_start``."""
+        return snakemake_start is not None and self.timestamp >= math.floor(snakemake_start)
+
     @property
     def is_stopped(self) -> bool:
         """Whether Ctrl+C ended it, or SIGTERM ended a segment after a round, which its log's last line shows.
@@ -170,10 +178,18 @@ def load_progress_and_failures(plan: Plan, has_curves: bool = False) -> tuple[li
         for path in job.outputs_and_parent_folders:
             jobs_by_path.setdefault(path, []).append(job)
     snakemake_start = _find_snakemake_start()
-    runs = [
-        _read_run_progress(plan, run, name, jobs_by_path.get(run.path, []), snakemake_start, has_curves)
-        for run, name in zip(sorted_runs, format_run_names(plan).values(), strict=True)
-    ]
+    run_folders = {run.path for run in sorted_runs}
+    is_running = any(job.run_folder in run_folders and job.begins_after(snakemake_start) for job in jobs.values())
+    runs = []
+    for run, name in zip(sorted_runs, format_run_names(plan).values(), strict=True):
+        run_jobs = jobs_by_path.get(run.path, [])
+        try:
+            progress = _read_run_progress(plan, run, name, run_jobs, snakemake_start, has_curves)
+        except ArtifactError as error:
+            progress = RunProgress(name, "damaged", 0, run.rounds, None, None, damage=str(error))
+        if is_running and progress.state == "stopped" and not any(job.begins_after(snakemake_start) for job in run_jobs):
+            progress = replace(progress, state="waiting")
+        runs.append(progress)
     partitions = {layout.get_assignment_path(run.partition).parent for run in plan.runs}
     study_paths = {plan.study_files.tables_folder, plan.study_files.figures_folder, *markers_by_run, *partitions}
     study_paths |= {layout.get_dataset_path(run.dataset) for run in sorted_runs} | {
@@ -192,6 +208,17 @@ def load_progress_and_failures(plan: Plan, has_curves: bool = False) -> tuple[li
         if not study_paths.isdisjoint(job.outputs_and_parent_folders)
         and done_runs.isdisjoint(job.outputs_and_parent_folders)
     ]
+
+
+def has_runs_to_do(plan: Plan, runs: Iterable[RunProgress]) -> bool:
+    """Whether runs of the study are neither complete nor damaged."""
+    return plan.is_searching or any(run.state not in ("done", "damaged") for run in runs)
+
+
+def require_intact_runs(runs: Iterable[RunProgress]) -> None:
+    """Raise an ArtifactError with the messages about all damaged runs, if there are any."""
+    if messages := [run.damage for run in runs if run.damage]:
+        raise ArtifactError("\n".join(dict.fromkeys(messages)))
 
 
 def sort_runs(plan: Plan) -> list[PlannedRun]:

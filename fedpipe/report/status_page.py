@@ -9,7 +9,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -43,6 +43,14 @@ class Link(NamedTuple):
 
     name: str
     path: Path
+
+
+class PlansOfStudies(NamedTuple):
+    """The plans of a study or of a folder of studies."""
+
+    readable: list[Plan]
+    missing: list[Path]  #: files of the studies without a plan
+    damage: list[str]  #: messages about plans that can't be read
 
 
 class Row(NamedTuple):
@@ -262,14 +270,12 @@ class StudyProgress:
         )
 
 
-def write_status_page(
-    plans: Sequence[Plan], unplanned: Iterable[Path], path: Path, refresh_seconds: int | None = None
-) -> list[StudyProgress]:
+def write_status_page(plans: PlansOfStudies, path: Path, refresh_seconds: int | None = None) -> list[StudyProgress]:
     """Write the page of these studies, and return their progress.
 
-    The page names the files of ``unplanned`` studies. A browser loads it again after ``refresh_seconds``, if given.
+    A browser loads the page again after ``refresh_seconds``, if given.
     """
-    studies = [StudyProgress(plan) for plan in plans]
+    studies = [StudyProgress(plan) for plan in plans.readable]
     templates = web_pages.build_template_environment(
         Path(__file__).parent,
         "status_page.css",
@@ -283,7 +289,8 @@ def write_status_page(
     )
     text = templates.get_template("status_page.html").render(
         studies=studies,
-        unplanned=list(unplanned),
+        unplanned=plans.missing,
+        damaged_plans=plans.damage,
         refresh_seconds=refresh_seconds,
         time=time.strftime("%Y-%m-%d %H:%M:%S"),
         link=lambda target: quote(os.path.relpath(target, path.parent)),
@@ -300,7 +307,7 @@ def update_status_page(params: Path, preset: str, path: Path, watch: bool = Fals
     SettingsError
         The path is not that of an HTML page.
     ArtifactError
-        There is no plan.
+        There is no plan. Or files are damaged: the page is written before, with everything that can be read.
     """
     if path.suffix != ".html":
         raise SettingsError(f"--html: {path} is not a page. Use a name that ends with .html.")
@@ -308,23 +315,41 @@ def update_status_page(params: Path, preset: str, path: Path, watch: bool = Fals
     if watch:
         typer.echo(f"{path} is updated every {REFRESH_SECONDS} seconds until all runs are complete. Stop with Ctrl+C.")
         with suppress(KeyboardInterrupt):
-            while not all(
-                study.is_done for study in write_status_page(*_read_plans(params, preset), path, REFRESH_SECONDS)
+            while any(
+                status.has_runs_to_do(study.plan, study.runs)
+                for study in write_status_page(_read_plans(params, preset), path, REFRESH_SECONDS)
             ):
                 time.sleep(REFRESH_SECONDS)
-    write_status_page(*_read_plans(params, preset), path)
+    plans = _read_plans(params, preset)
+    studies = write_status_page(plans, path)
     typer.echo(f"The page is in {path}. Open it in a browser.")
+    if plans.damage:
+        raise ArtifactError("\n".join(plans.damage))
+    status.require_intact_runs(run for study in studies for run in study.runs)
 
 
-def _read_plans(params: Path, preset: str) -> tuple[list[Plan], list[Path]]:
-    """Read the plans of a study or of a folder, and list the studies without a plan."""
+def _read_plans(params: Path, preset: str) -> PlansOfStudies:
+    """Read the plans of a study or of a folder.
+
+    Raises
+    ------
+    ArtifactError
+        No study has a plan, or none can be read.
+    """
     plan_paths = {
         study: StudyFiles.from_params(study, preset).plan for study in layout.list_studies_without_readings(params)
     }
-    plans = [Plan.read(plan_path) for plan_path in plan_paths.values() if plan_path.is_file()]
-    if not plans:
-        raise ArtifactError(f"--params: no study in {params} has a plan. Type `fedpipe plan --params {params}` first.")
-    return plans, [study for study, plan_path in plan_paths.items() if not plan_path.is_file()]
+    plans = PlansOfStudies([], [study for study, plan_path in plan_paths.items() if not plan_path.is_file()], [])
+    for study, plan_path in plan_paths.items():
+        if study not in plans.missing:
+            try:
+                plans.readable.append(Plan.read(plan_path))
+            except ArtifactError as error:
+                plans.damage.append(str(error))
+    if not plans.readable:
+        advice = f"--params: no study in {params} has a plan. Type `fedpipe plan --params {params}` first."
+        raise ArtifactError("\n".join(plans.damage) or advice)
+    return plans
 
 
 def _format_polyline_points(

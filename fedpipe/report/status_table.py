@@ -19,7 +19,8 @@ from fedpipe.report import status
 from fedpipe.report.status import Failure, RunProgress
 from fedpipe.report.words import DASH, format_duration
 
-STYLES = {"failed": "bold red", "running": "green", "queued": "cyan", "stopped": "yellow", "waiting": "dim", "done": ""}
+STYLES = {"damaged": "bold red", "failed": "bold red", "running": "green", "queued": "cyan", "stopped": "yellow"}
+STYLES |= {"waiting": "dim", "done": ""}
 BAR_WIDTHS = range(5, 21)  #: characters of a progress bar
 PRINTED_LOG_LINES = 5  #: last lines of a failed job's log
 REFRESH_SECONDS = 2  #: seconds between two updates
@@ -30,11 +31,19 @@ GAP = 2  #: spaces between two columns
 
 
 def show_progress(read_plan: Callable[[], Plan], watch: bool = False) -> None:
-    """Print the progress, or update it until all runs of the current plan are done or Ctrl+C."""
+    """Print the progress, or update it until all runs of the current plan are done or Ctrl+C.
+
+    Raises
+    ------
+    ArtifactError
+        Files of runs are damaged. The progress of all runs is printed before.
+    """
     console = Console()
     if not watch:
         plan = read_plan().add_search_results(has_draws=True)
-        console.print(render_progress_table(plan, *status.load_progress_and_failures(plan), console.width))
+        runs, failures = status.load_progress_and_failures(plan)
+        console.print(render_progress_table(plan, runs, failures, console.width))
+        status.require_intact_runs(runs)
         return
     with Live(console=console, auto_refresh=False) as live, suppress(KeyboardInterrupt):
         while True:
@@ -42,9 +51,10 @@ def show_progress(read_plan: Callable[[], Plan], watch: bool = False) -> None:
             runs, failures = status.load_progress_and_failures(plan)
             display = render_progress_table(plan, runs, failures, console.width, console.height)
             live.update(display, refresh=True)
-            if all(run.state == "done" for run in runs) and not plan.is_searching:
-                return
+            if not status.has_runs_to_do(plan, runs):
+                break
             time.sleep(REFRESH_SECONDS)
+    status.require_intact_runs(runs)
 
 
 def render_progress_table(

@@ -141,8 +141,34 @@ def test_seconds_of_run_are_mean_of_last_five_rounds() -> None:
     (progress,) = status.load_progress_and_failures(plan)[0]
     assert (progress.state, progress.seconds) == ("done", expected)
     files.write_json(merged_times, {})
-    with pytest.raises(ArtifactError, match=rf"^{merged_times} can't be read \(its field rounds is missing"):
-        status.load_progress_and_failures(plan)
+    (progress,) = status.load_progress_and_failures(plan)[0]
+    assert progress.damage.startswith(f"{merged_times} can't be read (its field rounds is missing")
+
+
+@pytest.mark.parametrize("name", ["marker", "metrics", "times"])
+@pytest.mark.parametrize("content", [b"", b"{}"])
+def test_status_shows_other_runs_next_to_damaged_run(
+    plan: NewPlan, capsys: pytest.CaptureFixture[str], name: str, content: bytes
+) -> None:
+    path: Path = getattr(plan.runs[0].merged_files, name)
+    path.write_bytes(content)
+    with pytest.raises(ArtifactError, match=f"^{path} "):
+        status_table.show_progress(lambda: plan)
+    table = capsys.readouterr().out
+    assert "3 runs (1 waiting, 1 stopped, 1 damaged), 2 of 9 rounds" in table
+    assert "2/3" in table
+
+
+def test_watched_status_ends_if_other_runs_are_damaged(plan: NewPlan) -> None:
+    progress, failures = status.load_progress_and_failures(plan)
+    done, begun, _ = progress
+    damaged = dataclasses.replace(begun, state="damaged", damage="b is damaged")
+    assert not failures
+    assert not status.has_runs_to_do(plan, [done, damaged])
+    assert status.has_runs_to_do(plan, [done, begun])
+    with pytest.raises(ArtifactError, match="^b is damaged$"):
+        status.require_intact_runs([done, damaged, damaged])
+    status.require_intact_runs([done, begun])
 
 
 def test_time_left_depends_on_number_of_parallel_runs() -> None:
@@ -187,6 +213,24 @@ def test_run_state_without_job_records_follows_lock_and_log(plan: NewPlan) -> No
     os.utime(log, (2e9, 2e9))
     assert read_states(plan)["fedprox"] == "running"
     assert not status.load_progress_and_failures(plan)[1]
+
+
+def test_begun_run_waits_while_snakemake_runs_its_study(plan: NewPlan) -> None:
+    """Snakemake has begun with the study's third run. The second run, of an earlier Snakemake, follows."""
+    other = plan.runs[2].path
+    write_segment_records(plan, BEGUN, INTERRUPTED)
+    lock = Path(".snakemake/locks/0.output.lock")
+    os.utime(lock, (BEGIN + 200, BEGIN + 200))
+    job = {"time": BEGIN + 201, "job": 4, "rule": "segment", "output": [f"{other}/segments/0003.json"], "log": ["2.log"]}
+    for path, state in ((Path("results/runs/other/0123456789ab"), "stopped"), (other, "waiting")):
+        write_records(BEGUN | job | {"output": [f"{path}/segments/0003.json"]}, number=2)
+        assert read_states(plan)["fedprox"] == state, path
+    assert read_states(plan)["scaffold"] == "queued"
+    write_segment_records(plan, BEGUN, INTERRUPTED, number=3, lock=False)
+    assert read_states(plan)["fedprox"] == "stopped", "this Snakemake began and stopped it"
+    lock.unlink()
+    write_records(number=3)
+    assert read_states(plan)["fedprox"] == "stopped", "no Snakemake runs"
 
 
 def test_run_interrupted_by_ctrl_c_is_stopped(plan: NewPlan) -> None:

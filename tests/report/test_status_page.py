@@ -1,5 +1,6 @@
 """The page of `fedpipe status --html`: its content, its safety, and its display in a browser."""
 
+import html
 import json
 import re
 import shutil
@@ -13,6 +14,7 @@ import pytest
 
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import files
+from fedpipe.core.storage.layout import StudyFiles
 from fedpipe.planning import planner
 from fedpipe.report import contents, status, status_page
 from fedpipe.report.data import StudyData
@@ -65,6 +67,25 @@ def test_status_command_writes_page_with_valid_links(tmp_path: Path) -> None:
     assert {"../params.yaml", "../results/logs/segment/fedprox.log"} < set(links)
     assert any("figures/partition-" in link for link in links)
     assert all((page.parent / link).is_file() for link in links), "links are relative to the page"
+
+
+def test_status_page_shows_studies_next_to_damaged_files() -> None:
+    for name in ("other", "same"):
+        files.write_bytes(Path(f"studies/{name}.yaml"), Path("params.yaml").read_bytes())
+        planner.write_plan(planner.make_plan(Path(f"studies/{name}.yaml")))
+    plan = StudyFiles.from_params(Path("studies/other.yaml")).plan
+    plan.write_text("{")
+    times = planner.make_plan().runs[0].merged_files.times
+    times.write_text("{")
+    with pytest.raises(ArtifactError, match=rf"^{plan} can't be read"):
+        status_page.update_status_page(Path("studies"), "full", PAGE)
+    text = html.unescape(PAGE.read_text())
+    assert f"{plan} can't be read" in text
+    assert f"{times} can't be read" in text
+    assert '<span class="state damaged">1 damaged</span>' in text
+    assert "line 29" in text, "the log of the failed run"
+    with pytest.raises(ArtifactError, match=rf"^{times} can't be read"):
+        status_page.update_status_page(Path("params.yaml"), "full", PAGE)
 
 
 def test_status_page_is_one_file_without_scripts_or_requests() -> None:
@@ -181,7 +202,7 @@ def test_status_page_colors_only_best_configurations() -> None:
     plan = studies.prepare(studies.settings(rounds=1, study={"grid": {"federation.learning_rate": rates}}))
     for run in studies.open_runs(plan):
         list(run.run_segment(1))
-    (progress,) = status_page.write_status_page([plan], [], PAGE)
+    (progress,) = status_page.write_status_page(status_page.PlansOfStudies([plan], [], []), PAGE)
     means = {line.name: line.compute_last_accuracies(plan.protocols[0])[0] for line in progress.configurations}
     assert len(means) == len(rates) == len(progress.ranked_configurations)
     assert len(progress.css_color_classes) == status_page.COLOR_COUNT
@@ -212,7 +233,7 @@ def test_status_page_ranks_methods_by_reported_protocol() -> None:
     plan = studies.prepare(study)
     for run in studies.open_runs(plan):
         list(run.run_segment(1))
-    (progress,) = status_page.write_status_page([plan], [], PAGE)
+    (progress,) = status_page.write_status_page(status_page.PlansOfStudies([plan], [], []), PAGE)
     fedavg, local = progress.configurations
     assert (fedavg.protocol, local.protocol) == ("global-on-global", "personal-on-local")
     accuracies = [item.compute_last_accuracies(item.protocol)[0] for item in (fedavg, local)]
