@@ -214,12 +214,11 @@ def _copy_file_of_revision(dvc_files: Any, name: str, folder: Path, path: Path) 
     (folder / path).parent.mkdir(parents=True, exist_ok=True)
     problem = f"{path} of '{name}' is not in this folder, in DVC's cache or in its remote"
     advice = "Try `dvc fetch --all-commits`."
+    unrecorded = f"'{name}' does not contain {path}. Check out '{name}', type `dvc repro`, and commit."
     try:
         info = dvc_files.info(str(path))
     except FileNotFoundError:
-        raise SettingsError(
-            f"'{name}' does not contain {path}. Check out '{name}', type `dvc repro`, and commit."
-        ) from None
+        raise SettingsError(unrecorded) from None
     except DataIndexDirError as error:  # the list of its folder's files is missing
         note = ""
         if isinstance(reason := error.__cause__, Exception) and not isinstance(reason, FileNotFoundError):
@@ -231,6 +230,8 @@ def _copy_file_of_revision(dvc_files: Any, name: str, folder: Path, path: Path) 
     try:
         dvc_files.get_file(str(path), str(folder / path))
     except FileNotFoundError:
+        if not info.get("md5"):  # dvc.yaml declares it, and dvc.lock of the revision does not record it
+            raise SettingsError(unrecorded) from None
         raise ArtifactError(f"{problem}. {advice}") from None
 
 

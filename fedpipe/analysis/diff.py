@@ -88,7 +88,7 @@ def _compare_accuracies(first: RunFiles, second: RunFiles) -> list[str]:
     frames = []
     for files in (first, second):
         if not (merged_files := files.list_merged_files()):
-            raise ArtifactError(f"{files.path}: the run has no complete results. Type `fedpipe run` first.")
+            raise ArtifactError(f"{files.path}: the run has no complete results. Run its study (`fedpipe run`) first.")
         frame = results.compute_accuracies(results.read_merged_frame(merged_files[-1].metrics))
         frames.append(frame[frame["average"] == "sample"].set_index(["protocol", "round"])["accuracy"])
     lines = []

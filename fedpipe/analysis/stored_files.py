@@ -44,7 +44,7 @@ def require_stored_state(files: RunFiles, round_number: int, client: int | None 
     complete_rounds = files.list_complete_rounds()
     if round_number not in complete_rounds:
         raise ArtifactError(
-            f"{files.path}: round {round_number} is not complete. Type `fedpipe run` to compute it, or `dvc pull` if "
+            f"{files.path}: round {round_number} is not complete. Run its study (`fedpipe run`), or type `dvc pull` if "
             "DVC has recorded it."
         )
     if is_stored(round_number):
@@ -54,8 +54,8 @@ def require_stored_state(files: RunFiles, round_number: int, client: int | None 
     round_list = f", or use one of these rounds: {', '.join(stored_rounds)}" if stored_rounds else ""
     raise ArtifactError(
         f"{files.path}: {state_name} after round {round_number} is not stored (artifacts.keep_models). Type `dvc pull`"
-        f"{round_list}. To compute it again, set `artifacts.keep_models: all`, delete {files.path} and type "
-        "`fedpipe run`."
+        f"{round_list}. To compute it again, set `artifacts.keep_models: all`, delete {files.path} and run its study "
+        "(`fedpipe run`)."
     )
 
 

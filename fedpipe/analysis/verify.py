@@ -151,7 +151,7 @@ def verify_run_files(files: RunFiles, keep_models: str | int = "last") -> Verifi
         )
     if not rounds:
         return VerificationResult(
-            f"{files.path} has no complete round. Type `fedpipe run` to compute its rounds.", False
+            f"{files.path} has no complete round. Run its study (`fedpipe run`) to compute its rounds.", False
         )
     message = f"{files.path}: {count} files of {len(rounds)} rounds are as recorded"
     retained_rounds = {0, *rounds[-2:], *(number for number in rounds if is_state_retained(number, keep_models))}
@@ -164,7 +164,7 @@ def verify_run_files(files: RunFiles, keep_models: str | int = "last") -> Verifi
     more_rounds = f" (and {len(others)} more)" if others else ""
     message += (
         f". artifacts.keep_models keeps the states of round {first}{more_rounds}, but they are missing. To compute "
-        f"them again, delete {files.path} and type `fedpipe run`"
+        f"them again, delete {files.path} and run its study (`fedpipe run`)"
     )
     return VerificationResult(message, True, "run", note="States are missing, see above")
 

@@ -14,8 +14,9 @@ from fedpipe.core.errors import ArtifactError, SettingsError, suggest_name
 from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage.layout import DiagnosticFiles
 from fedpipe.core.yaml_text import format_yaml, read_verified_settings
+from fedpipe.planning.grid import is_key_within_section, iterate_grid_points
 from fedpipe.planning.plan import Cell, PlannedDiagnostic
-from fedpipe.settings.diagnostics import Diagnostic, HeadNorms
+from fedpipe.settings.diagnostics import Diagnostic, Features, HeadNorms
 from fedpipe.settings.params import Params
 
 
@@ -64,7 +65,7 @@ def read_diagnostic_settings(files: DiagnosticFiles) -> dict[str, Any]:
     settings = read_verified_settings(path, "/".join(path.with_suffix("").parts[-3:]), _compute_relative_path)
     kind = settings["kind"]
     if kind not in code_digest.DIAGNOSTIC_MODULES or settings["code"] != code_digest.compute_diagnostic_digest(kind):
-        raise ArtifactError(f"{path} belongs to another version of {kind}. Type `fedpipe run`, which plans again.")
+        raise ArtifactError(f"{path} belongs to another version of {kind}. Run its study (`fedpipe run`) again.")
     return settings
 
 
@@ -130,6 +131,14 @@ def _check_diagnostic(study_params: Params, name: str, diagnostic: Diagnostic) -
                     f"diagnostics.{name}.where: '{grid_name}' has no value {value!r} in study.grid. "
                     f"{_suggest_option(value, options)}"
                 )
+    changed_keys = {key for point in iterate_grid_points(study_params) for key in point.changes}
+    if isinstance(diagnostic, Features) and not any(is_key_within_section(key, "dataset") for key in changed_keys):
+        vectors = diagnostic.samples + study_params.dataset.dataset_info.classes
+        if diagnostic.perplexity >= vectors:
+            raise SettingsError(
+                f"diagnostics.{name}.perplexity: {diagnostic.perplexity:g} can't be used with {vectors} vectors, "
+                f"{diagnostic.samples} samples and a row of the head for each class. Use less than {vectors}."
+            )
     if isinstance(diagnostic, HeadNorms) and "class" in diagnostic.models:
         from fedpipe.algorithms.cwfedavg import CwFedAvg  # here, because commands for tables import no torch
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedpipe.core.components.component import ALGORITHM
-from fedpipe.core.errors import SettingsError, suggest_name
+from fedpipe.core.errors import ArtifactError, SettingsError, suggest_name
 from fedpipe.core.storage.files import write_bytes
 from fedpipe.core.storage.layout import RunFiles
 from fedpipe.planning import grid
@@ -146,13 +146,25 @@ def list_winner_keys(plan: Plan, search: PlannedSearch, draw: int) -> list[str]:
 
 
 def write_winner_settings(plan: Plan) -> None:
-    """Write the settings of the winners' runs, if the winners are known. Their jobs read them."""
+    """Write the settings of the winners' runs, if the winners are known. Their jobs read them.
+
+    Raises
+    ------
+    ArtifactError
+        The keys in the result of the last rung are not those of the winners.
+    """
     plan, rungs = plan.add_search_results(), plan.read_rungs()
     if plan.tuning is None or len(rungs) < len(plan.tuning.rungs):
         return
     for search, result in zip(plan.tuning.searches, rungs[-1].searches, strict=True):
         for draw in result.selected:
-            for settings in list_winner_settings(plan, search, draw, _read_settings_of_run):
+            winners = list_winner_settings(plan, search, draw, _read_settings_of_run)
+            if result.keys != tuple(settings.key for settings in winners):
+                raise ArtifactError(
+                    f"{plan.rung_files[-1]} is damaged: the runs of {search.algorithm}'s winner have other keys. "
+                    "Delete it and run again."
+                )
+            for settings in winners:
                 files, text = RunFiles.from_key(search.algorithm, settings.key), settings.to_yaml()
                 if not files.settings.is_file() or files.settings.read_text() != text:
                     write_bytes(files.settings, text.encode())

@@ -187,7 +187,11 @@ def load_progress_and_failures(plan: Plan, has_curves: bool = False) -> tuple[li
             progress = _read_run_progress(plan, run, name, run_jobs, snakemake_start, has_curves)
         except ArtifactError as error:
             progress = RunProgress(name, "damaged", 0, run.rounds, None, None, damage=str(error))
-        if is_running and progress.state == "stopped" and not any(job.begins_after(snakemake_start) for job in run_jobs):
+        if (
+            is_running
+            and progress.state == "stopped"
+            and not any(job.begins_after(snakemake_start) for job in run_jobs)
+        ):
             progress = replace(progress, state="waiting")
         runs.append(progress)
     partitions = {layout.get_assignment_path(run.partition).parent for run in plan.runs}

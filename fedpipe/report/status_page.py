@@ -9,7 +9,6 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property

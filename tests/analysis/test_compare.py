@@ -205,6 +205,16 @@ def test_compare_rejects_undefined_dvc_remote(history: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+def test_compare_rejects_revision_without_recorded_results(history: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(history, folder, ignore=shutil.ignore_patterns("tmp"), symlinks=True)
+    run_command(folder, "git", "rm", "-q", "dvc.lock")
+    run_command(folder, "git", "commit", "-qm", "before the first record")
+    error = r"^fedpipe: 'HEAD' does not contain results/plan\.json\. Check out 'HEAD', type `dvc repro`, and commit\.$"
+    assert re.search(error, compare(folder, "HEAD", fails=True))
+
+
+@pytest.mark.slow
 def test_compare_warns_about_revisions_with_outdated_results(history: Path, tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(history, folder, ignore=shutil.ignore_patterns("tmp"), symlinks=True)

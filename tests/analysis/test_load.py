@@ -483,12 +483,12 @@ def test_load_rejects_edited_study_but_accepts_its_results_folder(study: Path, t
         _ = earlier.accuracies
     for path in (tmp_path / "copy/results/runs/fedavg").glob("*/rounds/0002/server.pt"):
         path.unlink()
-    with pytest.raises(ArtifactError, match=r"server .*round 2 is not stored.*: 0, 1, 3\. .*`fedpipe run`\.$"):
+    with pytest.raises(ArtifactError, match=r"server .*round 2 is not stored.*: 0, 1, 3\. .*`fedpipe run`\)\.$"):
         earlier.model("fedavg", alpha=0.3, round=2)
     for path in (tmp_path / "copy/results/runs/fedavg").glob("*/rounds.zip"):
         path.unlink()
     with pytest.raises(
-        ArtifactError, match=r"round 2 is not complete\. Type `fedpipe run` to compute it, or `dvc pull`"
+        ArtifactError, match=r"round 2 is not complete\. Run its study \(`fedpipe run`\), or type `dvc pull`"
     ):
         earlier.model("fedavg", alpha=0.3, round=2)
     for run in (tmp_path / "copy/results/runs/pfedme").iterdir():  # an unpacked file is read instead of the packed one

@@ -89,7 +89,7 @@ def test_verify_hashes_counts_pruned_states_and_names_lost_ones(study: Path) -> 
         verdict = verify.verify_run_files(files, keep_models)
         assert (verdict.is_ok, bool(verdict.note)) == (True, True)
         assert f" keeps the states of round {lost_rounds}, " in verdict.message
-        assert verdict.message.endswith(f" delete {files.path} and type `fedpipe run`")
+        assert verdict.message.endswith(f" delete {files.path} and run its study (`fedpipe run`)")
         assert verdict.message.count(f", pruned states: {pruned_count} ") == bool(pruned_count)
 
 

@@ -221,6 +221,12 @@ def test_plan_follows_rung_results_until_winners_run() -> None:
     assert settings.algorithm == default.algorithm | {"mu": values["algorithms.fedprox.mu"]}
     assert (settings.seed, settings.evaluation, winner.rounds) == (0, default.evaluation, 4)
     assert plan.to_dict() == made.to_dict(), "plan.json does not depend on the results"
+    result = made.study_files.get_rung_result_path(2)
+    intact = result.read_bytes()
+    result.write_bytes(intact.replace(winner.key.encode(), winner.key[::-1].encode()))
+    with pytest.raises(ArtifactError, match=rf"^{result} is damaged: the runs of fedprox's winner .* Delete it"):
+        planner.write_plan(planner.make_plan())
+    result.write_bytes(intact)
     planner.write_plan(planner.make_plan())
     assert path.read_bytes() == bytes_before
     assert not freshness.needs_planning(Path("params.yaml"), "full")

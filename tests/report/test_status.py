@@ -166,7 +166,7 @@ def test_watched_status_ends_if_other_runs_are_damaged(plan: NewPlan) -> None:
     assert not failures
     assert not status.has_runs_to_do(plan, [done, damaged])
     assert status.has_runs_to_do(plan, [done, begun])
-    with pytest.raises(ArtifactError, match="^b is damaged$"):
+    with pytest.raises(ArtifactError, match=r"^b is damaged$"):
         status.require_intact_runs([done, damaged, damaged])
     status.require_intact_runs([done, begun])
 
@@ -221,7 +221,13 @@ def test_begun_run_waits_while_snakemake_runs_its_study(plan: NewPlan) -> None:
     write_segment_records(plan, BEGUN, INTERRUPTED)
     lock = Path(".snakemake/locks/0.output.lock")
     os.utime(lock, (BEGIN + 200, BEGIN + 200))
-    job = {"time": BEGIN + 201, "job": 4, "rule": "segment", "output": [f"{other}/segments/0003.json"], "log": ["2.log"]}
+    job = {
+        "time": BEGIN + 201,
+        "job": 4,
+        "rule": "segment",
+        "output": [f"{other}/segments/0003.json"],
+        "log": ["2.log"],
+    }
     for path, state in ((Path("results/runs/other/0123456789ab"), "stopped"), (other, "waiting")):
         write_records(BEGUN | job | {"output": [f"{path}/segments/0003.json"]}, number=2)
         assert read_states(plan)["fedprox"] == state, path

@@ -336,7 +336,8 @@ def read_verified_bytes(path: Path, sha256: str | None) -> bytes:
 def _make_missing_file_error(path: Path) -> ArtifactError:
     segments = path.parent.parent.parent / "segments"
     is_lost = path.parent.parent.name == "rounds" and segments.is_dir()  # Snakemake looks only at segments
-    return ArtifactError(f"{path} is missing. {f'Delete {segments} and type' if is_lost else 'Type'} `fedpipe run`.")
+    advice = f"Delete {segments}, and run its study" if is_lost else "Run its study"
+    return ArtifactError(f"{path} is missing. {advice} (`fedpipe run`).")
 
 
 def _make_damaged_file_error(path: Path, actual_sha256: str, sha256: str) -> ArtifactError:

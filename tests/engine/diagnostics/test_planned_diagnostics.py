@@ -99,6 +99,10 @@ def test_diagnostics_select_rounds_algorithms_seeds_and_grid_points() -> None:
         ({"rounds": [1]}, r"^diagnostics\.n.*kind.* missing"),
         ({"kind": "locals", "clients": [10]}, r"^diagnostics\.n\.clients: .*10"),
         ({"kind": "surface", "points": 2}, r"^diagnostics\.n\.points: 2 "),
+        (
+            {"kind": "features", "samples": 20},
+            r"^diagnostics\.n\.perplexity: 30 .* 30 vectors, 20 samples .* less than 30",
+        ),
     ],
     ids=str,
 )
@@ -106,6 +110,14 @@ def test_plan_rejects_invalid_diagnostics(entry: dict[str, Any], message: str) -
     with pytest.raises(SettingsError, match=message) as error:
         plan_study({"n": entry})
     assert "\n" not in str(error.value)
+
+
+def test_plan_allows_perplexity_below_number_of_vectors() -> None:
+    """The data sets of a grid may have other numbers of classes, so only the diagnostic's job checks it."""
+    entry = {"kind": "features", "samples": 20, "perplexity": 29.5}
+    assert plan_study({"n": entry}).diagnostics
+    grid = {"dataset.subset": [200, 300]}
+    assert plan_study({"n": entry | {"perplexity": 30}}, study={"algorithms": ["fedavg"], "grid": grid}).diagnostics
 
 
 def test_plan_rejects_diagnostic_of_missing_grid_point() -> None:
