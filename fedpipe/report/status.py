@@ -9,12 +9,10 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -24,20 +22,16 @@ from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import is_stored, make_unreadable_file_error, read_json
 from fedpipe.core.storage.layout import MergedRoundFiles, RunFiles
 from fedpipe.planning.plan import Plan, PlannedRun
-from fedpipe.report import results
+from fedpipe.report import logged_jobs, results
+from fedpipe.report.logged_jobs import LoggedJob
 from fedpipe.report.words import format_duration, format_metric_label
-from snakemake_logger_plugin_fedpipe import RECORDS_FOLDER, has_ended, read_records
 from snakemake_logger_plugin_fedpipe.progress import read_log_tail
 
 #: States in the order of the display.
 RunState = Literal["damaged", "failed", "running", "queued", "stopped", "waiting", "done"]
 RUN_STATES: tuple[RunState, ...] = get_args(RunState)
-ROUND_RULES = ("segment", "init", "train", "aggregate", "evaluate")  #: rules that compute rounds of a run
 RECENT_ROUNDS = 5  #: rounds for the mean rate
 LOG_LINES = 20  #: lines to read of a failed job's log
-
-SNAKEMAKE_FOLDER = Path(".snakemake")
-STOPPED_PATTERN = r": stopped by SIGTERM after round \d+\b[^\n]*\s*\Z"  #: end of a segment's log that is not a failure
 
 
 @dataclass(frozen=True)
@@ -107,79 +101,27 @@ class Failure:
         return f"{f'{self.run}: ' if self.run else ''}{self.rule} failed: {self.lines[-1].strip()} ({self.log})"
 
 
-@dataclass(frozen=True)
-class LoggedJob:
-    """The last record of a job."""
-
-    rule: str
-    has_failed: bool
-    outputs: list[Path]
-    logs: list[Path]  #: log of the job, then Slurm's
-    timestamp: float  #: time of the record in seconds since the epoch
-    submit_time: float = 0.0  #: time of submission
-    is_finished: bool = False
-    error: str = ""  #: reason of the failure, from the executor
-    is_interrupted: bool = False  #: ended by Ctrl+C
-
-    @cached_property
-    def outputs_and_parent_folders(self) -> set[Path]:
-        """Its outputs and the folders that contain them."""
-        return {ancestor for path in self.outputs for ancestor in (path, *path.parents)}
-
-    @property
-    def run_folder(self) -> Path | None:
-        """Folder of the run whose rounds it computes, if it does."""
-        return Path(*self.outputs[0].parts[:4]) if self.rule in ROUND_RULES else None
-
-    @property
-    def has_started(self) -> bool:
-        """Whether it has written to its log since its submission."""
-        # File systems may round times down to seconds.
-        return any(time >= math.floor(self.timestamp) for time in _get_modification_times(self.logs[:1]))
-
-    def begins_after(self, snakemake_start: float | None) -> bool:
-        """Whether its record is from a Snakemake that runs since ``snakemake_start``."""
-        return snakemake_start is not None and self.timestamp >= math.floor(snakemake_start)
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether Ctrl+C ended it, or SIGTERM ended a segment after a round, which its log's last line shows.
-
-        False for a segment without its own log, because the log belongs to the previous job.
-        """
-        if self.is_interrupted:
-            return True
-        with suppress(FileNotFoundError):
-            is_current_log = self.logs[0].stat().st_mtime >= math.floor(self.submit_time)
-            return (
-                self.has_failed
-                and is_current_log
-                and bool(re.search(STOPPED_PATTERN, self.logs[0].read_text(errors="replace")))
-            )
-        return False
-
-
 def load_progress_and_failures(plan: Plan, has_curves: bool = False) -> tuple[list[RunProgress], list[Failure]]:
     """Load the progress of all runs in the order of :func:`sort_runs`, and the failed jobs.
 
     With ``has_curves``, load the accuracies of all evaluated rounds, otherwise of the last one. With `tune`, the plan
     is that of ``plan.add_search_results(has_draws=True)``.
     """
-    jobs = {job.logs[0]: job for job in _drop_replaced_jobs(_read_logged_jobs())}  # last record of each job
+    jobs = logged_jobs.read_last_job_records()
     sorted_runs = sort_runs(plan)
     markers_by_run = {run.path: run.merged_files.marker for run in sorted_runs}
     unfinished_jobs = [
         job
-        for job in jobs.values()
+        for job in jobs
         if not job.is_finished and not all(markers_by_run.get(path, path).exists() for path in job.outputs)
     ]
     jobs_by_path: dict[Path, list[LoggedJob]] = {}
     for job in unfinished_jobs:
         for path in job.outputs_and_parent_folders:
             jobs_by_path.setdefault(path, []).append(job)
-    snakemake_start = _find_snakemake_start()
+    snakemake_start = logged_jobs.find_snakemake_start()
     run_folders = {run.path for run in sorted_runs}
-    is_running = any(job.run_folder in run_folders and job.begins_after(snakemake_start) for job in jobs.values())
+    is_study_running = any(job.run_folder in run_folders and job.begins_after(snakemake_start) for job in jobs)
     runs = []
     for run, name in zip(sorted_runs, format_run_names(plan).values(), strict=True):
         run_jobs = jobs_by_path.get(run.path, [])
@@ -187,13 +129,9 @@ def load_progress_and_failures(plan: Plan, has_curves: bool = False) -> tuple[li
             progress = _read_run_progress(plan, run, name, run_jobs, snakemake_start, has_curves)
         except ArtifactError as error:
             progress = RunProgress(name, "damaged", 0, run.rounds, None, None, damage=str(error))
-        if (
-            is_running
-            and progress.state == "stopped"
-            and not any(job.begins_after(snakemake_start) for job in run_jobs)
-        ):
-            progress = replace(progress, state="waiting")
-        runs.append(progress)
+        has_new_job = any(job.begins_after(snakemake_start) for job in run_jobs)
+        will_continue = progress.state == "stopped" and is_study_running and not has_new_job
+        runs.append(replace(progress, state="waiting") if will_continue else progress)
     partitions = {layout.get_assignment_path(run.partition).parent for run in plan.runs}
     study_paths = {plan.study_files.tables_folder, plan.study_files.figures_folder, *markers_by_run, *partitions}
     study_paths |= {layout.get_dataset_path(run.dataset) for run in sorted_runs} | {
@@ -385,7 +323,7 @@ def _join_distinct_texts(texts: Iterable[str]) -> str:
 def _has_written_log(files: RunFiles, start_time: float) -> bool:
     """Whether a job of the run has written its log since then."""
     logs = Path("results/logs").glob(f"*/{files.path.parent.name}-{files.path.name}*.log")
-    return any(modification_time >= start_time for modification_time in _get_modification_times(logs))
+    return any(modification_time >= start_time for modification_time in logged_jobs.get_modification_times(logs))
 
 
 def _count_complete_rounds(files: RunFiles, total_rounds: int) -> int:
@@ -431,81 +369,3 @@ def _average_round_seconds(times: Sequence[Mapping[str, float]]) -> float | None
     """Average the seconds of rounds. None without any."""
     seconds = [sum(round_times.get(name, 0) for name in results.TIMED_PHASES) for round_times in times]
     return sum(seconds) / len(seconds) if seconds else None
-
-
-def _drop_replaced_jobs(jobs: list[LoggedJob]) -> list[LoggedJob]:
-    """Drop the jobs of a run that another division of its rounds into jobs has replaced.
-
-    Segments of a run follow one another, so an earlier one with another last round belongs to an earlier study. And a
-    run is computed either by segments or by jobs of single rounds.
-    """
-    last_jobs = {job.run_folder: job for job in jobs if job.run_folder}
-
-    def is_current(job: LoggedJob) -> bool:
-        if job.run_folder is None:
-            return True
-        last_job = last_jobs[job.run_folder]
-        return job.outputs == last_job.outputs if "segment" in (job.rule, last_job.rule) else True
-
-    return [job for job in jobs if is_current(job)]
-
-
-def _find_snakemake_start() -> float | None:
-    """Find when the running Snakemake locked its outputs. None if none runs, or if it was killed on this machine."""
-    lock_times = _get_modification_times((SNAKEMAKE_FOLDER / "locks").glob("*"))
-    if not lock_times:
-        return None
-    record_times = {path: time for path in RECORDS_FOLDER.glob("*.jsonl") for time in _get_modification_times([path])}
-    recent_records = [path for path, time in record_times.items() if time >= min(lock_times)]
-    # If a lock is newer than all records, its Snakemake may not have begun a job, and has no record yet.
-    has_record = bool(recent_records) and max(lock_times) <= max(record_times.values())
-    return None if has_record and all(map(has_ended, recent_records)) else min(lock_times)
-
-
-def _read_logged_jobs() -> list[LoggedJob]:
-    """Read the records of all snakemakes' jobs in order of time."""
-    jobs = []
-    for path in RECORDS_FOLDER.glob("*.jsonl"):
-        with suppress(FileNotFoundError):  # a starting snakemake deletes the oldest records
-            jobs += _read_logged_jobs_of_file(path, path.stat().st_size)
-    return sorted(jobs, key=lambda job: job.timestamp)
-
-
-@functools.cache
-def _read_logged_jobs_of_file(path: Path, file_size: int) -> list[LoggedJob]:
-    """Parse the jobs in a file of records. Its size is in the key of the cache, because Snakemake appends to it."""
-    jobs: list[LoggedJob] = []
-    submit_times: dict[int, float] = {}  #: by number of the job
-    last_jobs: dict[int, LoggedJob] = {}
-    for record in read_records(path):
-        with suppress(LookupError, TypeError, ValueError):  # a damaged line, or an unknown job
-            if record["event"] == "job_finished":
-                jobs.append(replace(last_jobs[record["job"]], timestamp=float(record["time"]), is_finished=True))
-                continue
-            if not record["log"]:
-                continue
-            if record["event"] == "job_info":
-                submit_times[record["job"]] = record["time"]
-            jobs.append(
-                LoggedJob(
-                    record["rule"],
-                    record["event"] == "job_error",
-                    [Path(output) for output in record["output"]],
-                    [Path(log) for log in record["log"]],
-                    float(record["time"]),
-                    submit_times.get(record["job"], 0.0),
-                    error=record.get("error", ""),
-                    is_interrupted=record.get("interrupted", False),
-                )
-            )
-            last_jobs[record["job"]] = jobs[-1]
-    return jobs
-
-
-def _get_modification_times(paths: Iterable[Path]) -> list[float]:
-    """Get the modification times of files. Snakemake may delete one meanwhile."""
-    modification_times = []
-    for path in paths:
-        with suppress(FileNotFoundError):
-            modification_times.append(path.stat().st_mtime)
-    return modification_times

@@ -132,7 +132,8 @@ def test_error_about_lost_rounds_shows_how_to_repair_them() -> None:
     Path(f"{run.files.rounds_folder}.zip").unlink()
     with pytest.raises(ArtifactError) as error:
         collect.merge_rounds(run.files, ROUNDS)
-    assert str(error.value).endswith(f"is missing. Delete {run.files.path}/segments and type `fedpipe run`.")
+    advice = f"is missing. Delete {run.files.path}/segments, and run its study (`fedpipe run`)."
+    assert str(error.value).endswith(advice)
     shutil.rmtree(run.files.path / "segments")
     assert resume_segment(plan)[1] == [1, 2, 3, 4]
 

@@ -78,7 +78,9 @@ def find_component(kind: ComponentKind, name: str, key: str | None = None) -> ty
         )
         require_seeded_import(key, name)
         if _is_network_function(kind, candidate):
-            return importlib.import_module(kind.function_module).make_model_class(candidate)
+            function_class = importlib.import_module(kind.function_module).make_model_class(candidate)
+            function_class.__module__ = candidate.__module__  # make_dataclass of Python 3.12 sets that of its caller
+            return function_class
         if not is_component_class(candidate):
             alternative = (
                 ", or be a function (shape, classes) that returns a body and a head" if kind.function_module else ""
