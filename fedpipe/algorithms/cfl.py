@@ -46,6 +46,13 @@ class CFL(Algorithm):
     Clustering
         Code: agglomerative, of the cosine similarities with complete linkage. Here: as the code. Single linkage would
         minimize :math:`\alpha_{cross}`.
+    Splits after the first
+        Code: positions within the split cluster are used as numbers of clients, so that clients are in no cluster or in
+        two. Here: each client is in one cluster.
+    Averages
+        Code: uniform, also of the mean update that eps1 limits. Here: ``federation.weighting``.
+    Learning rate
+        Code: times 0.99 in every round, also the first. Here: only ``federation.schedule`` changes it.
     Conditions of a split
         Paper: norms and the gap of similarities. Code: norms, after round 20, for clusters of at least three clients.
         Here: as the code, with ``after`` instead of 20. With ``gamma`` above 0, also the paper's gap. If

@@ -44,6 +44,9 @@ class FedAS(SharedBody):
     ----------
     First participation of a client
         Code: class means of the untrained initial body. FL-bench: of the downloaded body. Here: of the downloaded body.
+    Alignment
+        Code: the authors' clients align one shared body, one after the other. PFLlib's: each its own copy. Here: each
+        its own copy, with BatchNorm in training mode (code: in evaluation mode after the first round).
     Distance from a class mean
         Code: the mean over the class's samples of the squared distance. FL-bench: the squared distance of their mean.
         Here: as the code.

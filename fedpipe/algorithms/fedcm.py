@@ -44,9 +44,9 @@ class FedCM(FedAvg):
     Server's rate
         Paper: multiplies Delta. Here: multiplies the mean update, so that 1 gives the mean of the models.
     Clipping
-        Here: ``federation.clip_norm`` clips the client's gradient, before alpha applies.
+        Code: FL-Simulator's clips the mixed direction. Here: ``federation.clip_norm`` clips the client's gradient.
     Weight decay
-        Here: a part of the gradient, to which alpha applies.
+        Code: FL-Simulator's adds it to the mixed direction. Here: a part of the gradient, to which alpha applies.
 
     Parameters
     ----------

@@ -50,9 +50,9 @@ class FedCP(SharedBody):
         Code: with Gumbel noise, also in tests. Here: without noise.
     First participation of a client
         Code: v is random. Here: v of the initial head.
-    Evaluated model
-        Code: a client that did not participate in the last round has the new body, and old other parts. Here: the new
-        parts.
+    Clients that were not in the last round
+        Code: they are evaluated, and next time trained, with the new body and the old head and policy. Here: with the
+        new ones.
     Features of the downloaded body
         Code: in training mode. Here: in evaluation mode.
 

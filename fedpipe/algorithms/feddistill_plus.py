@@ -49,7 +49,10 @@ class FedDistillPlus(SoftLabels):
     Teacher of client k
         Paper: the mean over the other clients, which all have as many samples. Code: FedDW's has all uploads since
         round 1, smoothed by a half, as in FedDW's ``mode: code``. Here: all clients of the last round, by counts. With
-        ``mode: paper`` without what k uploaded in that round, by counts. With ``mode: code`` as the code.
+        ``mode: paper`` without what k uploaded in that round, by counts. With ``mode: code`` as FedDW's code.
+    FedGen's teacher
+        Code: the softmax of the mean logits during training, with all samples since round 1, averaged uniformly over
+        clients, with zeros for classes that a client lacks. Here: no setting gives it.
     Classes without samples in a round
         Code: the mean over earlier rounds. Here: the row does not change. With ``mode: paper`` it does not change for
         client k if no other client in the round has samples of the class.

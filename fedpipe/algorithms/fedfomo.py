@@ -41,7 +41,7 @@ class FedFomo(Algorithm):
 
     State: last trained model and :math:`\theta_i` at the client, all clients' last uploads and P at the server.
     Traffic: up to M models down. A model and their weights up. There is no global model.
-    Values used: M 5 (PFLlib, on which cwFedAvg's study was built).
+    Values used: M 5 in PFLlib, on which cwFedAvg's study was built. It counts the client's own model, so it is 4 here.
 
     A client that never participated receives M uploaded models, those of the lowest clients, and mixes in those that do
     better than the initial model on its data.
@@ -49,14 +49,20 @@ class FedFomo(Algorithm):
     Deviations
     ----------
     No positive weight
-        Paper: not stated. Here: the client continues from its last trained model.
+        Paper: not stated. Code: the authors' client returns to the model with which it compares. Here: the client
+        continues from its last trained model, as in PFLlib.
     Validation data
         Code: 20 % in the libraries. Here: ``dataset.validation_fraction`` of a client's training samples, 0 by default.
         Without any, a client evaluates the models on its training data.
     Distance
         Code: L1 by default. Here: Euclidean, of trained parameters.
     Own model
-        Code: always a candidate, and never sent. Here: as the code.
+        Code: always a candidate. PFLlib sends it too, and counts it in M. Here: always a candidate, and never sent.
+    Other candidates
+        Code: the authors' are the models of the last round's participants, averages of clusters, and a global average.
+        PFLlib's also the initial model, for clients without an upload. Here: all clients' last uploads.
+    Affinity
+        Code: the authors' adds :math:`w_n / \lvert \sum_l w_l \rvert`. PFLlib's adds :math:`w_n`. Here: :math:`w_n`.
     Exploration
         Paper: epsilon-greedy. Code: none in PFLlib. Here: none.
 

@@ -45,6 +45,10 @@ class FedNH(Algorithm):
     ----------
     Classes without samples in a round
         Code: the prototype becomes zero if rho is 0. Here: it does not change.
+    Measured class means
+        Code: of augmented images. Here: without augmentation.
+    Initial prototypes if classes outnumber features
+        Code: shorter than 1. Here: of norm 1.
     Averages of bodies
         Code: uniform. Here: ``federation.weighting``.
     Learning rate

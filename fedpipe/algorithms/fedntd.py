@@ -38,6 +38,8 @@ class FedNTD(FedAvg):
     Factor of the divergence
         Paper: none. Code: :math:`\tau^2` in its last version and in PFLlib, none before. Here: as the paper, which is
         the same for tau 1. For the factor, multiply beta by it.
+    Mode of the downloaded model
+        Code: in evaluation mode, except for the first client of the first round. Here: in evaluation mode.
 
     Parameters
     ----------

@@ -52,14 +52,17 @@ class FedPAC(SharedBody):
         Code: an approximate one. It sets weights below 0.001 to 0, and drops small eigenvalues if one is negative.
         Here: exact, by non-negative least squares. A client whose statistics are not finite has its own head.
     Learning rate of the head
-        Code: 0.1, ten times that of the body. PFLlib: that of the body. Here: that of the body.
+        Code: 0.1, five or ten times that of the body. PFLlib: that of the body. Here: that of the body.
     Prototypes of a class
         Paper: averaged by counts. PFLlib: uniform. Here: as the paper.
     Classes without a global prototype
-        Code: the client's prototype before training. PFLlib: no pull. Here: no pull. A class without samples in a round
-        has its last prototype.
-    Features of statistics and prototypes
-        Code: in training mode. Here: in evaluation mode, without augmentation.
+        Code: an error, or the client's prototype before training. PFLlib: no pull. Here: no pull. A class without
+        samples in a round has its last prototype.
+    Mode of the model
+        Code: in evaluation mode, also in training after a client's first round. Here: statistics and prototypes in
+        evaluation mode, without augmentation.
+    Combination of heads
+        Code: PFLlib's replaces heads while it combines those of the next clients. Here: of the uploaded heads.
 
     Parameters
     ----------

@@ -29,6 +29,8 @@ class FedPer(SharedBody):
 
     Deviations
     ----------
+    Initial personal layers
+        Paper: random at each client. Here: those of the common initial model.
     Evaluated model of a client that was not in the round
         Code: FedDW's evaluates the model that the client trained last. Here: the new base with its old top. For FedDW's
         use ``kept-on-global``.

@@ -42,9 +42,13 @@ class FedProto(Algorithm):
 
     Deviations
     ----------
+    Initial models
+        Code: each client draws its own. FedDW's: one for all clients. Here: one for all clients.
+    Pull
+        Paper: of the client's class means. Code: of the features of each sample. Here: as the code.
     Measured prototypes
-        Paper: with the trained model in evaluation mode. Code: averages of the features during training. FedDW's: on
-        augmented images. Here: as the paper.
+        Paper: with the trained model in evaluation mode. Code: averages of the features during training, in the last
+        epoch. FedDW's: on augmented images. Here: as the paper.
     Weights of the prototypes of a class
         Paper: normalized twice. Code: uniform. FedDW's: by sample counts. Here: ``prototype_weights``.
     Classes without samples in a round

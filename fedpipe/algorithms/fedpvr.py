@@ -39,6 +39,8 @@ class FedPVR(Scaffold):
     ----------
     Local optimizer and clipping
         Paper: SGD. Here: see SCAFFOLD, except that momentum is allowed.
+    Weight decay
+        Code: FedPVR and SCAFFOLD have none, FedAvg has one. Here: ``federation.weight_decay``.
 
     Parameters
     ----------

@@ -38,8 +38,12 @@ class FedRep(SharedBody):
     Averages
         Paper: uniform. Code: both occur. Here: ``federation.weighting``.
     Optimizer
-        Code: FedDW's has one Adam for both phases, with which the head drifts in the second. Here: each phase has its
-        own optimizer and does not change the other's parameters.
+        Code: one for both phases, SGD with momentum (Adam in FedDW's). Before PyTorch 2, the head drifts with it in the
+        second phase. Here: each phase has its own optimizer and does not change the other's parameters.
+    Weight decay
+        Code: 1e-4, without biases. Here: ``federation.weight_decay``, with biases.
+    Head of a client that never participated
+        Code: the mean of the last round's heads. Here: the initial head.
     Heads at the end
         Code: all clients train their heads for 10 more epochs. Here: ``finetuned`` protocols do.
     Evaluated model

@@ -33,7 +33,7 @@ class FedSAM(FedAvg):
     Deviations
     ----------
     Norm of the gradient
-        Code: 1e-12 is added to it. Here: the same.
+        Code: 1e-16 (Caldarola et al.) or 1e-12 (FedDecorr's) is added to it. Here: 1e-12.
     Adaptive SAM and weight averaging
         Paper: Caldarola et al. also use both. Here: SAM.
     Weight decay

@@ -45,8 +45,8 @@ class GPFL(SharedBody):
     Deviations
     ----------
     Inputs of the valve
-        Code: from the client's embeddings after its last training, and zeros in the first round. FLGo: from the
-        downloaded embeddings. Here: from the downloaded embeddings.
+        Code: from the client's embeddings after its last training, or from its previous download if it was not in the
+        last round, and zeros in the first round. FLGo: from the downloaded embeddings. Here: as FLGo.
     Distance from the embeddings
         Paper: the norm of a sample's difference. Code: the norm of all differences of a batch. Here: as the code.
     Optimizer

@@ -44,8 +44,16 @@ class IFCA(Algorithm):
     ----------
     Choice in evaluation
         Paper: on training data. Code: on test data, with their labels. Here: on training data.
+    Initial models
+        Code: all are drawn again until 35 % of the participants choose each of two models, or 10 % each of four. Here:
+        drawn once.
+    Choice in training
+        Code: its losses include the weight decay of two layers, and augmented images. Here: the cross-entropy, without
+        augmentation.
     Averages
         Code: uniform. Here: ``federation.weighting``.
+    Learning rate
+        Code: times 0.99 in every round after the first. Here: only ``federation.schedule`` changes it.
 
     Parameters
     ----------

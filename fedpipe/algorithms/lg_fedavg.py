@@ -37,6 +37,10 @@ class LGFedAvg(SharedBody):
     Initial model
         Code: the authors' begins with a model that FedAvg trained. Here: the common initial model, or
         ``model.weights``.
+    Averages
+        Code: uniform. Here: ``federation.weighting``.
+    Reported model
+        Code: each client's best one on its test data. Here: that of the round.
     Clients without a personal body
         Paper: an ensemble of all clients' models. Here: the initial body under the new top.
     Shared layers

@@ -51,16 +51,11 @@ def test_workflow_runs_ci_on_python_3_11() -> None:
     assert {"push", "pull_request"} <= set(triggers)
 
 
-def test_workflow_runs_linters_and_key_tests_on_newer_pythons() -> None:
+def test_workflow_runs_linters_and_everyday_tests_on_newer_pythons() -> None:
     job = WORKFLOW["jobs"]["versions"]
     assert job["strategy"]["matrix"]["python"] == ["3.12", "3.13"]
-    setup, lint, test = list_commands("versions")
-    assert (setup, lint) == ("make setup PYTHON=python", "make lint")
+    assert list_commands("versions") == ["make setup PYTHON=python", "make lint", "make test"]
     assert re.search(r"^PYTHON \?= ", read("Makefile"), flags=re.M)
-    program, *arguments = shlex.split(test)
-    assert program == ".venv/bin/pytest"
-    (path,) = [argument for argument in arguments if not argument.startswith("-")]
-    assert (ROOT / path).is_file()
 
 
 def test_workflow_uses_only_github_actions_and_lock_file() -> None:
