@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 def read_plan(params: Path, preset: str) -> Plan:
     """Read the plan of a study. Raises an error if it is missing or if `params` is a folder."""
     from fedpipe.planning.plan import Plan  # here, because pydantic takes a third of the time of a help page
+    from fedpipe.settings import loader, parser
 
     require_single_study(params, preset)
     has_plan = False
@@ -30,6 +31,8 @@ def read_plan(params: Path, preset: str) -> Plan:
         has_plan = StudyFiles.from_params(params, preset).plan.is_file()
     if not has_plan:
         require_existing_study(params)
+        if preset != FULL_PRESET:  # raises an error if the study has no such preset
+            parser.apply_preset(loader.read_params(params), preset)
     return Plan.read_study(params, preset)
 
 

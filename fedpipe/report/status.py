@@ -19,7 +19,7 @@ from typing import Literal, get_args
 from fedpipe.core import callbacks
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage import layout
-from fedpipe.core.storage.files import is_stored, make_unreadable_file_error, read_json
+from fedpipe.core.storage.files import is_stored, make_missing_file_error, make_unreadable_file_error, read_json
 from fedpipe.core.storage.layout import MergedRoundFiles, RunFiles
 from fedpipe.planning.plan import Plan, PlannedRun
 from fedpipe.report import logged_jobs, results
@@ -270,8 +270,12 @@ def _read_run_progress(
 ) -> RunProgress:
     """Get the progress of a run from its unfinished jobs. ``snakemake_start`` is the start of a running Snakemake."""
     files, merged_files = run.files, run.merged_files
+    is_merged = merged_files.marker.exists()  # first, because a job may complete the run between the two lines
+    is_up_to_date = is_merged and files.get_segment_manifest_path(run.rounds).exists()
     complete_rounds = _count_complete_rounds(files, run.rounds)
-    if merged_files.marker.exists() and complete_rounds == run.rounds:  # merged files are faster to read than a pack
+    if is_up_to_date and complete_rounds < run.rounds:
+        raise make_missing_file_error(files.get_round_files(complete_rounds + 1).marker)
+    if is_merged and complete_rounds == run.rounds:  # merged files are faster to read than a pack
         state: RunState = "done"
         modification_time = merged_files.marker.stat().st_mtime_ns
         curves = _read_merged_accuracy_curves(merged_files, merged_files.marker.absolute(), modification_time)

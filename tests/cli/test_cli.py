@@ -162,6 +162,14 @@ def test_missing_results_error_shows_run_command_of_study(
     assert f"`{command}`" in error
 
 
+@pytest.mark.parametrize("command", ["show", "status"])
+def test_unknown_preset_is_not_advised_to_be_run(command: str, run_fedpipe: RunFedpipe) -> None:
+    studies.write(studies.settings() | {"presets": {"smoke": {"federation.rounds": 1}}}, Path())
+    error = read_error(run_fedpipe, command, "--preset", "smok")
+    assert error.startswith("--preset: 'smok' is not a preset of this study. Did you mean 'smoke'?")
+    assert "`fedpipe run --preset smoke` first" in read_error(run_fedpipe, command, "--preset", "smoke")
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem", "advice"),
     [

@@ -159,6 +159,17 @@ def test_status_shows_other_runs_next_to_damaged_run(
     assert "2/3" in table
 
 
+def test_complete_run_without_its_rounds_is_damaged(plan: NewPlan) -> None:
+    """Snakemake has nothing to do for this run. So it does not wait, as long as the manifest of its segment exists."""
+    run = plan.runs[0]
+    Path(f"{run.files.rounds_folder}.zip").unlink()
+    progress = status.load_progress_and_failures(plan)[0][0]
+    assert progress.state == "damaged"
+    assert f"{run.files.get_round_files(1).marker} is missing. Delete {run.path}/segments, and run" in progress.damage
+    shutil.rmtree(run.path / "segments")
+    assert status.load_progress_and_failures(plan)[0][0].state == "waiting"
+
+
 def test_watched_status_ends_if_other_runs_are_damaged(plan: NewPlan) -> None:
     progress, failures = status.load_progress_and_failures(plan)
     done, begun, _ = progress

@@ -174,7 +174,7 @@ def read_pt(path: Path, sha256: str | None = None) -> dict[str, Any]:
     import torch
 
     if not path.is_file():
-        raise _make_missing_file_error(path)
+        raise make_missing_file_error(path)
     if sha256 is not None and (actual_sha256 := compute_file_sha256(path)) != sha256:
         raise _make_damaged_file_error(path, actual_sha256, sha256)
     tree: dict[str, Any] = _call_file_reader(
@@ -325,7 +325,7 @@ def read_verified_bytes(path: Path, sha256: str | None) -> bytes:
     try:
         data = read_bytes(path)
     except FileNotFoundError:
-        raise _make_missing_file_error(path) from None
+        raise make_missing_file_error(path) from None
     except (OSError, zipfile.BadZipFile) as error:
         raise make_unreadable_file_error(path, error) from error
     if sha256 is not None and (actual_sha256 := hashlib.sha256(data).hexdigest()) != sha256:
@@ -333,7 +333,8 @@ def read_verified_bytes(path: Path, sha256: str | None) -> bytes:
     return data
 
 
-def _make_missing_file_error(path: Path) -> ArtifactError:
+def make_missing_file_error(path: Path) -> ArtifactError:
+    """Make the error about a missing file."""
     segments = path.parent.parent.parent / "segments"
     is_lost = path.parent.parent.name == "rounds" and segments.is_dir()  # Snakemake looks only at segments
     advice = f"Delete {segments}, and run its study" if is_lost else "Run its study"
