@@ -48,7 +48,7 @@ class LoggedJob:
         # File systems may round times down to seconds.
         return any(time >= math.floor(self.timestamp) for time in get_modification_times(self.logs[:1]))
 
-    def begins_after(self, snakemake_start: float | None) -> bool:
+    def is_newer_than(self, snakemake_start: float | None) -> bool:
         """Whether its record is from a Snakemake that runs since ``snakemake_start``."""
         return snakemake_start is not None and self.timestamp >= math.floor(snakemake_start)
 

@@ -121,7 +121,7 @@ def load_progress_and_failures(plan: Plan, has_curves: bool = False) -> tuple[li
             jobs_by_path.setdefault(path, []).append(job)
     snakemake_start = logged_jobs.find_snakemake_start()
     run_folders = {run.path for run in sorted_runs}
-    is_study_running = any(job.run_folder in run_folders and job.begins_after(snakemake_start) for job in jobs)
+    is_study_running = any(job.run_folder in run_folders and job.is_newer_than(snakemake_start) for job in jobs)
     runs = []
     for run, name in zip(sorted_runs, format_run_names(plan).values(), strict=True):
         run_jobs = jobs_by_path.get(run.path, [])
@@ -129,7 +129,7 @@ def load_progress_and_failures(plan: Plan, has_curves: bool = False) -> tuple[li
             progress = _read_run_progress(plan, run, name, run_jobs, snakemake_start, has_curves)
         except ArtifactError as error:
             progress = RunProgress(name, "damaged", 0, run.rounds, None, None, damage=str(error))
-        has_new_job = any(job.begins_after(snakemake_start) for job in run_jobs)
+        has_new_job = any(job.is_newer_than(snakemake_start) for job in run_jobs)
         will_continue = progress.state == "stopped" and is_study_running and not has_new_job
         runs.append(replace(progress, state="waiting") if will_continue else progress)
     partitions = {layout.get_assignment_path(run.partition).parent for run in plan.runs}

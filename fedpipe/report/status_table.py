@@ -52,9 +52,9 @@ def show_progress(read_plan: Callable[[], Plan], watch: bool = False) -> None:
             display = render_progress_table(plan, runs, failures, console.width, console.height)
             live.update(display, refresh=True)
             if not status.has_runs_to_do(plan, runs):
-                break
+                status.require_intact_runs(runs)
+                return
             time.sleep(REFRESH_SECONDS)
-    status.require_intact_runs(runs)
 
 
 def render_progress_table(
