@@ -37,10 +37,15 @@ class APFL(FedAvg):
 
     Deviations
     ----------
+    Averages
+        Code: uniform (the authors' FedTorch). Here: ``federation.weighting``.
     Mixture
-        Code: of parameters after each round, and v trains alone (PFLlib), or of logits (FL-bench). Here: of parameters.
+        Code: of logits (FedTorch, FL-bench), or of parameters after each round, and v trains alone (PFLlib). Here: of
+        parameters.
+    Order of a step
+        Code: v and alpha use the new w (FedTorch). Here: they use w before the step.
     Steps that change alpha
-        Code: all steps (PFLlib), or those of the first epoch (FL-bench). Here: all steps.
+        Code: the first of a round (FedTorch), those of the first epoch (FL-bench), or all (PFLlib). Here: all steps.
     Gradient of alpha
         Code: the codes replace the mixture's gradient by a mixture of gradients, and add 0.02 alpha. Here: the gradient
         of the mixture's loss.

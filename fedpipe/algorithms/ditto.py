@@ -28,12 +28,17 @@ class Ditto(PersonalModel):
     with :math:`\theta^t` the downloaded model. The global model equals FedAvg's bit for bit.
 
     State: the personal model at the client. Traffic: the model down, the model up.
-    Values used: lambda 1 (FL-bench).
+    Values used: lambda 1 (the authors' code, FL-bench).
 
     Deviations
     ----------
     Global model
-        Paper: any federated method. Here: FedAvg.
+        Paper: any federated method. Code: the authors' averages uniformly. Here: FedAvg with ``federation.weighting``.
+    Pull to the global model
+        Code: in the authors' PyTorch version, the norm itself, to a global model that moves in every step. Here: half
+        the squared norm, to the downloaded model, as in the paper.
+    Choice of lambda
+        Code: the authors' can choose it for each client on validation data. Here: one value.
     Length of personal training
         Paper: a number of steps. Code: a separate number of epochs (PFLlib, FL-bench). Here: as that of the local one.
     Optimizer of the personal model

@@ -42,15 +42,17 @@ class FedALA(FedAvg):
 
     Deviations
     ----------
-    Clients that have not trained yet
-        Code: every client mixes in every round except the first, also if it is not sampled, so that a late client has
-        learned W against the untrained initial model and trains from that mixture. Here: such a client trains and is
-        evaluated with the global model. Its first mixing is at its second participation.
+    Clients outside the round
+        Code: every client mixes in every round except the first, also if it is not sampled, and continues from its
+        mixture. So W changes in every round, and a late client has learned it against the untrained initial model.
+        Here: only participants learn W, as in FedDW's code. A client that has not trained yet trains and is evaluated
+        with the global model. Its first mixing is at its second participation.
     Fraction of the data
         Paper: a random fraction. Code: a random stretch of the stored order. Here: a random fraction, drawn in each
         round.
     Loss of a pass
-        Code: that of its last batch. Here: as the code.
+        Code: that of its last batch, which is the same in all passes, because their order is the same. Here: that of
+        the last batch. Each pass has another order, so that the losses vary more and the first mixing has more passes.
     Passes of the first mixing
         Paper: until the losses converge. Code: the same, without a maximum. Here: at most ``passes``.
     BatchNorm's running statistics

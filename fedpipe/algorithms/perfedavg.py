@@ -46,7 +46,9 @@ class PerFedAvg(FedAvg):
         Paper: uniform. Here: ``federation.weighting``.
     Optimizer
         Paper: plain gradient steps. Code: FedDW's has plain steps too, and Adam for other methods. Here: plain steps.
-        To set Adam, momentum or clipping is an error.
+        To set Adam, momentum or clipping is an error. Weight decay is a part of the second step only.
+    BatchNorm's running statistics
+        Code: FedDW's never updates them. Here: each step does.
     Length of training
         Here: a step draws two or three batches at once, and an empty one is replaced by the first. The number of epochs
         is multiplied accordingly, so that a client with several batches takes about as many steps as in FedAvg. A

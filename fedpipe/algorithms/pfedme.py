@@ -48,7 +48,7 @@ class PFedMe(PersonalModel):
     Averages
         Paper: uniform. Code: by sample counts. Here: ``federation.weighting``.
     Weight decay of the inner steps
-        Code: a hidden one. Here: none.
+        Code: 0.001, which is not an option. Here: none.
 
     Parameters
     ----------

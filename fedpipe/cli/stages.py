@@ -300,7 +300,8 @@ def plot_figure(
         partition.write_partition_figure(study_plan, key)
         return
     if name not in study_plan.figure_labels:
-        raise SettingsError(f"'{name}' is not a figure of {params}. Use {', '.join(study_plan.figure_labels)}.")
+        names = ", ".join(["partition", *study_plan.figure_labels])
+        raise SettingsError(f"'{name}' is not a figure of {params}. Use one of: {names}.")
     study_plan.require_finished_search()
     if name in study_plan.metrics_by_figure:
         curves.write_curves_figure(StudyData(study_plan), name)

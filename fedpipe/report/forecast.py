@@ -1,8 +1,8 @@
 """Forecasts the hours, disk space and traffic of a study from runs of the same kind on this machine.
 
-Runs with the same names of algorithm, model and data set are of one kind. Seconds of training grow with the trained
-samples, and those of aggregation and evaluation with the rounds and the size of the data set. A forecast counts the
-runs of new kinds without an estimate.
+Runs with the same algorithm, model and data set are of one kind. Real numbers among the parameters of the algorithm may
+differ, such as FedProx's mu. Seconds of training grow with the trained samples, and those of aggregation and evaluation
+with the rounds and the size of the data set. A forecast counts the runs of new kinds without an estimate.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from fedpipe.core.errors import ArtifactError
+from fedpipe.core.errors import UserError
 from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import RESULTS, read_json, read_parquet, read_recorded_sha256
 from fedpipe.core.storage.layout import RunFiles
+from fedpipe.data.store import get_stored_dataset_path
 from fedpipe.planning import search
 from fedpipe.planning.plan import PlannedRun
 from fedpipe.planning.planner import NewPlan
@@ -31,7 +32,7 @@ RUNS_PER_KIND = 3  #: newest runs of each kind to average
 
 
 class RunKind(NamedTuple):
-    """Names on which the time per sample depends."""
+    """Digests of the settings on which the time per sample and the bytes of a state depend."""
 
     algorithm: str
     model: str
@@ -40,7 +41,9 @@ class RunKind(NamedTuple):
     @classmethod
     def from_settings(cls, settings: RunSettings) -> RunKind:
         """Get the kind of a run from its settings."""
-        return cls(*(getattr(settings, section)["name"] for section in cls._fields))
+        algorithm = {key: value for key, value in settings.algorithm.items() if not isinstance(value, float)}
+        digests = [compute_json_digest({**section, "code": None}) for section in (algorithm, settings.model)]
+        return cls(digests[0], digests[1], get_stored_dataset_path(settings.dataset).name)
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ class Forecast:
             f"{self.known_runs} of {self.runs} remaining runs would take {duration} on this machine "
             f"with {parallel_note}, store {format_bytes(self.stored_bytes)} and send "
             f"{format_bytes(self.traffic_bytes)}. The forecast is from earlier runs with the same algorithm, model and "
-            f"data set.{unknown_note}"
+            f"data set (real-valued parameters of the algorithm may differ).{unknown_note}"
         )
 
 
@@ -159,7 +162,7 @@ def _load_mean_rates(requested_kinds: set[RunKind]) -> dict[RunKind, Rates]:
     for marker in sorted(markers, key=lambda path: path.stat().st_mtime, reverse=True):
         if all(len(rates_by_kind.get(kind, ())) >= RUNS_PER_KIND for kind in requested_kinds):
             break
-        with suppress(ArtifactError, OSError, LookupError, TypeError, ValueError):
+        with suppress(UserError, OSError, LookupError, TypeError, ValueError):
             files = RunFiles(marker.parent.parent.parent)
             settings = RunSettings.read_unchecked(files.settings)
             kind = RunKind.from_settings(settings)

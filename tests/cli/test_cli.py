@@ -219,7 +219,7 @@ def test_invalid_arguments_print_one_message_and_exit_with_status_2(
         (("partition", "0123456789ab"), "0123456789ab"),
         (("figure", "partition", "0123456789ab"), "0123456789ab"),
         (("figure", "partition"), "KEY: missing"),
-        (("figure", "pie"), "'pie' is not a figure of params.yaml. Use curves, matrices."),
+        (("figure", "pie"), "'pie' is not a figure of params.yaml. Use one of: partition, curves, matrices."),
         (("record", "fedprox"), "fedprox"),  # not in the study
         (("show",), "results/tables/results.md"),
         (("table",), "joined.json"),

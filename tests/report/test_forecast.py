@@ -89,6 +89,22 @@ def test_forecast_omits_algorithms_and_models_without_runs(measured_run: dict[st
     assert compute_forecast(model={"name": "cnn", "hidden": 16}).known_runs == 0
 
 
+def test_forecast_compares_parameters_that_change_bytes_and_time(in_empty_folder: Path) -> None:
+    """An MLP of 2,000 units is no MLP of 16 units. A file of other samples is another data set."""
+    study = {"labels": ("fedprox", "fedper"), "model": {"name": "mlp", "hidden": [16]}}
+    for run in studies.open_runs(studies.prepare(studies.settings(rounds=1, **study))):
+        studies.finish_run(run, 1)
+
+    def count_known_runs(**sections: object) -> int:
+        return compute_forecast(**{"rounds": 3, **study, **sections}).known_runs
+
+    assert count_known_runs(algorithms={"fedprox": {"mu": 3.0}}, dataset={"subset": 500}) == 2
+    assert count_known_runs(partition={"alpha": 0.9}, federation={"learning_rate": 0.3}) == 2
+    assert count_known_runs(algorithms={"fedper": {"layers": 2}}) == 1, "another layer is not sent"
+    assert count_known_runs(model={"name": "mlp", "hidden": [2000]}) == 0
+    assert count_known_runs(dataset={"name": "generated", "like": "mnist"}) == 0
+
+
 def test_forecast_of_partly_complete_search_is_upper_bound(in_empty_folder: Path) -> None:
     """The draws that continue may be among those that are complete."""
     over = {"federation.learning_rate": {"log": [0.01, 1.0]}}
