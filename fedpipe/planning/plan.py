@@ -26,7 +26,7 @@ from pydantic import (
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage.files import read_json, read_verified_bytes, write_json
-from fedpipe.core.storage.layout import DiagnosticFiles, MergedRoundFiles, RunFiles, StudyFiles, format_command
+from fedpipe.core.storage.layout import PARAMS, DiagnosticFiles, MergedRoundFiles, RunFiles, StudyFiles, format_command
 from fedpipe.planning.partition_names import build_partition_report_labels, name_partitions
 from fedpipe.planning.rungs import (
     TUNED,
@@ -423,7 +423,9 @@ class Plan:
         """Read the plan of a study. The error about a missing plan has the command that makes it."""
         path = StudyFiles.from_params(params, preset).plan
         if not path.is_file():
-            raise ArtifactError(f"{path} is missing. Type `{format_command('run', params, preset)}` first.")
+            is_recorded = path == StudyFiles.from_params(PARAMS).plan and Path("dvc.lock").is_file()
+            advice = "`dvc pull` to get the recorded results, or " if is_recorded else ""
+            raise ArtifactError(f"{path} is missing. Type {advice}`{format_command('run', params, preset)}` first.")
         return cls.read(path)
 
     def _is_consistent(self) -> bool:
