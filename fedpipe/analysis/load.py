@@ -368,8 +368,8 @@ class Results:
 
         With them you can compare a method with your own training loop. Each client has batches in each round, also if
         it does not participate. The rows are those of the data set, and of the column ``sample`` of
-        :attr:`partitions`, except with ``dataset.feature_noise``, ``label_noise`` or ``federation.drift``, which add
-        rows of single clients.
+        :attr:`partitions`, except with ``dataset.feature_noise``, ``label_noise`` or ``federation.drift``. With these,
+        clients have their own rows, in another order.
 
         Parameters
         ----------
