@@ -131,14 +131,8 @@ def _check_diagnostic(study_params: Params, name: str, diagnostic: Diagnostic) -
                     f"diagnostics.{name}.where: '{grid_name}' has no value {value!r} in study.grid. "
                     f"{_suggest_option(value, options)}"
                 )
-    changed_keys = {key for point in iterate_grid_points(study_params) for key in point.changes}
-    if isinstance(diagnostic, Features) and not any(is_key_within_section(key, "dataset") for key in changed_keys):
-        vectors = diagnostic.samples + study_params.dataset.dataset_info.classes
-        if diagnostic.perplexity >= vectors:
-            raise SettingsError(
-                f"diagnostics.{name}.perplexity: {diagnostic.perplexity:g} can't be used with {vectors} vectors, "
-                f"{diagnostic.samples} samples and a row of the head for each class. Use less than {vectors}."
-            )
+    if isinstance(diagnostic, Features):
+        _check_perplexity(study_params, name, diagnostic)
     if isinstance(diagnostic, HeadNorms) and "class" in diagnostic.models:
         from fedpipe.algorithms.cwfedavg import CwFedAvg  # here, because commands for tables import no torch
 
@@ -153,6 +147,19 @@ def _check_diagnostic(study_params: Params, name: str, diagnostic: Diagnostic) -
         raise SettingsError(
             f"diagnostics.{name}.clients: there is no client {too_large[0]}. Use 0 to "
             f"{study_params.federation.clients - 1}."
+        )
+
+
+def _check_perplexity(study_params: Params, name: str, diagnostic: Features) -> None:
+    """Require fewer neighbors than vectors. With a grid over data sets, only the diagnostic's job knows the classes."""
+    changed_keys = {key for point in iterate_grid_points(study_params) for key in point.changes}
+    if any(is_key_within_section(key, "dataset") for key in changed_keys):
+        return
+    vectors = diagnostic.samples + study_params.dataset.dataset_info.classes
+    if diagnostic.perplexity >= vectors:
+        raise SettingsError(
+            f"diagnostics.{name}.perplexity: {diagnostic.perplexity:g} can't be used with {vectors} vectors, "
+            f"{diagnostic.samples} samples and a row of the head for each class. Use less than {vectors}."
         )
 
 

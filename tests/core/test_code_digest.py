@@ -342,7 +342,7 @@ def test_stored_digest_of_shared_code_is_used_until_a_file_changes(tmp_path: Pat
 
 @pytest.mark.slow
 def test_stored_digest_rejects_stale_bytecode_and_needs_no_folder(tmp_path: Path) -> None:
-    """The bytecode of a component that no process has imported belongs to an edit that was reverted."""
+    """You revert an edit of a component. Its bytecode is still that of the edit, because no process imports it."""
     environment = copy_package(tmp_path)
 
     def compute_digest() -> tuple[str, str]:
