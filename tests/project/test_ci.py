@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tests.docs.page_blocks import ROOT, read
 WORKFLOW = yaml.safe_load(read(".github/workflows/ci.yml"))
 (REPOSITORY,) = yaml.safe_load(read(".pre-commit-config.yaml"))["repos"]
 (HOOK,) = REPOSITORY["hooks"]
+EXTRAS = tomllib.loads(read("pyproject.toml"))["project"]["optional-dependencies"]
 
 
 def read_recipe(target: str) -> list[str]:
@@ -56,6 +58,21 @@ def test_workflow_runs_linters_and_everyday_tests_on_newer_pythons() -> None:
     assert job["strategy"]["matrix"]["python"] == ["3.12", "3.13"]
     assert list_commands("versions") == ["make setup PYTHON=python", "make lint", "make test"]
     assert re.search(r"^PYTHON \?= ", read("Makefile"), flags=re.M)
+
+
+def test_workflow_runs_everyday_tests_with_lowest_versions() -> None:
+    job = WORKFLOW["jobs"]["lowest"]
+    *_, compile_command, install_command, test_command = list_commands("lowest")
+    assert " --resolution lowest-direct $EXTRAS pyproject.toml -o lowest.txt" in compile_command
+    assert " --constraint lowest.txt -r lowest.txt -e '.[dev]'" in install_command
+    (everyday,) = read_recipe("test")
+    assert test_command.removeprefix("source .venv/bin/activate && ") == f"{everyday.replace(' --durations 30', '')} $EXCEPT"
+    options = shlex.split(job["env"]["EXTRAS"])
+    assert options[::2] == ["--extra"] * len(options[::2])
+    assert {*options[1::2]} == {*EXTRAS} - {"dev"}
+    names = [name for name in shlex.split(job["env"]["EXCEPT"]) if not name.startswith("--")]
+    assert names
+    assert all((ROOT / name.partition("::")[0]).is_file() for name in names)
 
 
 def test_workflow_uses_only_github_actions_and_lock_file() -> None:

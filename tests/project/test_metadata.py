@@ -8,6 +8,8 @@ import tomllib
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import fedpipe
 from tests.docs.page_blocks import ROOT, read
@@ -23,6 +25,18 @@ def test_version_is_equal_in_all_files() -> None:
     ).stdout
     assert version_text == f"fedpipe {fedpipe.__version__}\n"
     assert {PROJECT["version"], CITATION["version"], VERSIONS[0]} == {fedpipe.__version__}
+
+
+def test_every_dependency_has_version_or_lower_bound_below_locked_one() -> None:
+    """Without a bound pip keeps an older version of the user's environment, with which fedpipe may not even start."""
+    locked = dict(re.findall(r"^([\w.-]+)==(\S+)", read("requirements.lock"), flags=re.M))
+    extras = PROJECT["optional-dependencies"]
+    names = [name for extra in extras if extra != "dev" for name in extras[extra]]
+    for requirement in map(Requirement, PROJECT["dependencies"] + names):
+        (specifier,) = requirement.specifier
+        assert specifier.operator in {"==", ">="}, requirement.name
+        version = locked.get(canonicalize_name(requirement.name))
+        assert version in requirement.specifier if version else requirement.name == "dvclive"
 
 
 def test_license_equals_official_apache_text() -> None:
