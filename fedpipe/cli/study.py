@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import io
 import itertools
 import os
@@ -133,6 +134,7 @@ def run_studies(
             "with `fedpipe init .`, which keeps your params.yaml."
         )
     StudyFiles.from_params(params, preset)  # raises an error if the preset can't be part of a path
+    _require_user_name()
     _require_writable_cache_folder()
     if outdated_warning := project.get_outdated_warning(Path()):
         typer.echo(f"fedpipe: {outdated_warning}", err=True)
@@ -161,6 +163,16 @@ def run_studies(
     if Path(sys.executable).with_name("snakemake").is_file():
         command[:1] = [sys.executable, "-P", "-m", "snakemake_logger_plugin_fedpipe"]  # the same without pandas
     os.execvp(command[0], command)
+
+
+def _require_user_name() -> None:
+    """Reject a user without a name, such as that of `docker run --user 1234`. Snakemake would print a traceback."""
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):  # OSError since Python 3.13
+        raise SettingsError(
+            f"LOGNAME: user {os.getuid()} has no name here, and Snakemake needs one. Set LOGNAME to any name."
+        ) from None
 
 
 def _require_writable_cache_folder() -> None:

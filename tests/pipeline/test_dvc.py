@@ -1,5 +1,6 @@
 """DVC stages that run Snakemake: reproduction and recording."""
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,19 @@ def test_dvc_repro_records_grid(project: Project) -> None:
     assert untracked == ["?? dvc.lock", "?? results/keys/", "?? results/metrics.json", "?? results/plots/"]
     assert set(project.metrics()["fedprox"]) == {"environment=mild/1", "environment=harsh"}
     assert list_stages(project.run("dvc", "repro")) == ["plan"]
+
+
+@pytest.mark.slow
+def test_project_can_be_a_folder_of_another_repository(project: Project) -> None:
+    """As in the repository of a paper. Experiments of DVC and `fedpipe compare` use commits of that repository."""
+    studies.write(studies.settings(rounds=1), project.folder)
+    (project.folder / ".git").rename(project.folder.parent / ".git")
+    project.commit()
+    project.run("dvc", "repro")
+    project.commit("results")
+    project.run("dvc", "exp", "run", "--name", "longer", "-S", "federation.rounds=2")
+    printed = project.run("fedpipe", "compare", "longer", "HEAD")
+    assert re.findall(r"^\| federation.rounds +\| all +\| (\d) +\| (\d) +\|$", printed, flags=re.M) == [("2", "1")]
 
 
 @pytest.mark.slow

@@ -296,6 +296,15 @@ def test_fedpipe_run_with_unusable_home_prints_one_error(project: Project) -> No
     assert re.fullmatch(f"fedpipe: HOME: .*{home}/.cache. Set XDG_CACHE_HOME .*\n", done.stderr)
 
 
+def test_fedpipe_run_of_user_without_name_prints_one_error(project: Project) -> None:
+    """As in a container: `docker run --user 1234`."""
+    code = "import pwd, fedpipe.__main__ as f; pwd.getpwuid = {}.__getitem__; f.main()"
+    names = dict.fromkeys(("LOGNAME", "USER", "LNAME", "USERNAME"), "")
+    done = run_command(project, sys.executable, "-c", code, "run", "-n", **names)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(rf"fedpipe: LOGNAME: user {os.getuid()} has no name .* Set LOGNAME .*\n", done.stderr)
+
+
 def test_fedpipe_run_without_snakemake_prints_one_error(project: Project, tmp_path: Path) -> None:
     python = tmp_path / "bin/python"
     python.parent.mkdir()
