@@ -7,7 +7,6 @@ import functools
 import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import typer
@@ -50,7 +49,10 @@ def main() -> None:
     except OSError as error:
         if error.errno not in DISK_FULL_ERRORS:
             raise
-        with suppress(OSError):  # stderr may be on the same disk
+        null = os.open(os.devnull, os.O_WRONLY)
+        try:
             typer.echo(f"fedpipe: the output can't be written ({error.strerror}).", err=True)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # discards the rest of stdout at exit
+        except OSError:  # stderr is on the same disk
+            os.dup2(null, 2)
+        os.dup2(null, 1)  # discards the rest of stdout at exit
         sys.exit(2)

@@ -17,6 +17,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, cast, get_args, get_type_hints
 
 from pydantic import ValidationError
+from typing_extensions import Format, get_annotations
 
 from fedpipe.core.components import code_digest
 from fedpipe.core.components.component import (
@@ -94,8 +95,8 @@ def find_component(kind: ComponentKind, name: str, key: str | None = None) -> ty
                 f"{key}: '{name}' is defined in {candidate.__module__}. "
                 f"Use '{candidate.__module__}.{candidate.__qualname__}', because jobs import only that module."
             )
-        types = vars(candidate).get("__annotations__", {}).values()
-        fields = [annotation for annotation in types if "ClassVar" not in str(annotation)]
+        annotations = get_annotations(candidate, format=Format.FORWARDREF).values()
+        fields = [annotation for annotation in annotations if "ClassVar" not in str(annotation)]
         if fields and "__dataclass_params__" not in vars(candidate):
             raise SettingsError(f"{key}: '{name}' has fields. Make it a @dataclass(frozen=True, kw_only=True).")
         component_class: type[Component] = candidate
