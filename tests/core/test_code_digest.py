@@ -445,25 +445,26 @@ class C(object, metaclass=type):
             Z = not s is not None
 '''
 GOLDEN = "560745e45e1f"
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 
 
 def find_pythons() -> dict[str, str]:
     """Find the interpreters of this machine that fedpipe supports, by version."""
-    paths = [shutil.which(f"python3.{minor}") for minor in (11, 12, 13)]
+    paths = [shutil.which(f"python3.{minor}") for minor in (11, 12, 13, 14)]
     paths += [
-        str(path) for path in Path(os.environ.get("PYENV_ROOT", "/nowhere")).glob("versions/3.1[123].*/bin/python")
+        str(path) for path in Path(os.environ.get("PYENV_ROOT", "/nowhere")).glob("versions/3.1[1234].*/bin/python")
     ]
     pythons = {f"{sys.version_info[0]}.{sys.version_info[1]}": sys.executable}
     for path in filter(None, paths):
         command = [path, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
         version = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-        if version in {"3.11", "3.12", "3.13"}:
+        if version in PYTHONS:
             pythons.setdefault(version, path)
     return pythons
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+@pytest.mark.parametrize("version", PYTHONS)
 def test_code_digest_is_equal_in_all_python_versions(tmp_path: Path, version: str) -> None:
     """The digests are those of a sample of the grammar and of fedpipe's shared code."""
     if version not in find_pythons():

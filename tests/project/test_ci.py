@@ -35,6 +35,22 @@ def test_ci_runs_make_test_test_all_and_lint() -> None:
     assert os.access(ROOT / ".ci/run", os.X_OK)
 
 
+@pytest.mark.parametrize("version", [(2, 7), (3, 10), (3, 11), (3, 14), (3, 15)])
+def test_make_names_supported_pythons_if_python_is_another(version: tuple[int, int], tmp_path: Path) -> None:
+    """pip would print that it can't find some package."""
+    for name in ("Makefile", "requirements.lock", "pyproject.toml"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    python = tmp_path / "python"
+    code = f"import sys; sys.version_info = {version}; exec(sys.argv[1])"
+    python.write_text(f"#!/bin/sh\n[ $1 = -c ] && exec {sys.executable} -c '{code}' \"$2\"\necho made >&2; exit 1\n")
+    python.chmod(0o755)
+    process = subprocess.run(["make", "-C", str(tmp_path), "demo", f"PYTHON={python}"], capture_output=True, text=True)
+    assert process.returncode == 2
+    error = "fedpipe needs Python 3.11 to 3.14, and {} is {}.{}. Name another one: make demo PYTHON=python3.12"
+    expected = "made" if (3, 11) <= version <= (3, 14) else error.format(python, *version)
+    assert process.stderr.splitlines()[0] == expected
+
+
 def test_session_ends_if_process_with_tests_of_one_file_ends() -> None:
     """With --dist loadfile pytest-xdist waits forever after it has replaced a process (pytest-xdist#1323)."""
     (command,) = read_recipe("test-all")
@@ -53,7 +69,7 @@ def test_workflow_runs_ci_on_python_3_11() -> None:
 
 def test_workflow_runs_linters_and_everyday_tests_on_newer_pythons() -> None:
     job = WORKFLOW["jobs"]["versions"]
-    assert job["strategy"]["matrix"]["python"] == ["3.12", "3.13"]
+    assert job["strategy"]["matrix"]["python"] == ["3.12", "3.13", "3.14"]
     assert list_commands("versions") == ["make setup PYTHON=python", "make lint", "make test"]
     assert re.search(r"^PYTHON \?= ", read("Makefile"), flags=re.M)
 

@@ -61,7 +61,8 @@ def test_changelog_begins_with_unreleased_section() -> None:
     assert set(parts) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
 
 
-@pytest.mark.parametrize("minor", [11, 12, 13])
+@pytest.mark.parametrize("minor", [11, 12, 13, 14])
 def test_supported_pythons_match_workflow(minor: int) -> None:
     assert f"Programming Language :: Python :: 3.{minor}" in PROJECT["classifiers"]
     assert f"3.{minor}" in read(".github/workflows/ci.yml")
+    assert PROJECT["requires-python"] == ">=3.11,<3.15"
