@@ -68,6 +68,28 @@ def test_project_can_be_a_folder_of_another_repository(project: Project) -> None
 
 
 @pytest.mark.slow
+def test_line_of_cluster_page_makes_dvc_work_without_file_locks(project: Project) -> None:
+    """As on Lustre with the option noflock, on which fedpipe and Snakemake work."""
+    (line,) = [line for block in blocks("docs/cluster.md") for line in block.lines if "hardlink_lock" in line]
+    (project.folder / "sitecustomize.py").write_text(
+        "import errno, fcntl, os\n"
+        "flock = fcntl.flock\n"
+        "def fail_in_project(file, operation):\n"
+        "    descriptor = file if isinstance(file, int) else file.fileno()\n"
+        f"    if os.readlink(f'/proc/self/fd/{{descriptor}}').startswith({str(project.folder)!r}):\n"
+        "        raise OSError(errno.ENOSYS, 'no flock here')\n"
+        "    return flock(file, operation)\n"
+        "fcntl.flock = fail_in_project\n"
+    )
+    studies.write(studies.settings(rounds=1), project.folder)
+    project.commit()
+    assert count_jobs(project.run("fedpipe", "run", "-v"))["segment"] == 1
+    assert "Unable to acquire lock" in project.run("dvc", "repro", check=False)
+    project.run("sh", "-c", line)
+    assert "train@fedavg" in list_stages(project.run("dvc", "repro"))
+
+
+@pytest.mark.slow
 def test_dvc_page_lines_share_results_without_the_data(project: Project) -> None:
     """A colleague without the data sees the results. One with the data verifies them, and nothing is trained."""
     (lines,) = [block.lines for block in blocks("docs/dvc.md") if block.section == "Share results without the data"]
