@@ -6,6 +6,7 @@ Snakemake finds this package by its name. Its options are those of the plugin, s
 - If slurmctld does not answer, the plugin loses all its jobs.
 - It waits forever for a job that Slurm has purged. Slurm purges a finished job after ``MinJobAge``.
 - It waits forever for a job with ``PartitionTimeLimit``, and resubmits a job that can't end within its time limit.
+- It waits for a preempted job that Slurm does not queue again, until Slurm purges it.
 - It can't request more memory only after a job that ran out of memory.
 - Ctrl-C cancels no job if Snakemake is checking the jobs at that moment, and it submits the jobs that wait for sbatch.
 
@@ -37,10 +38,13 @@ from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 from typing_extensions import override
 
-#: Slurm's message in the log of a job that ran out of memory. PyTorch's message about a GPU does not match.
+#: Slurm's message in the log of a job that ran out of memory. It begins with `slurmstepd: error:`, in newer versions
+#: with `[2026-11-29T21:52:34.030] error:`. PyTorch's message about a GPU does not match.
 OUT_OF_MEMORY_PATTERN = re.compile(
-    r"^(slurmstepd|srun)\S*: error: .*(oom.?kill|out.of.memory|memory limit)", re.IGNORECASE | re.MULTILINE
+    r"^((slurmstepd|srun)\S*:|\[[-\d]+T[.:\d]+\]) error: .*(oom.?kill|out.of.memory|memory limit)",
+    re.IGNORECASE | re.MULTILINE,
 )
+PREEMPTED_MESSAGE = "A job with more priority preempted it, and Slurm did not queue it again. It has to run again. "
 PURGED_MESSAGE = "Slurm has no record of this job, and its output files are missing. It has to run again. "
 TIME_LIMIT_MESSAGE = "It requests more time than its partition allows, so Slurm would never start it. Request less. "
 TIMEOUT_MESSAGE = (
@@ -75,7 +79,7 @@ class Executor(plugin.Executor):  # type: ignore[misc]
                 "clone."
             )
         self._active_infos: dict[str, SubmittedJobInfo] = {}  #: each submitted job by its id, until its end is reported
-        self._unknown_job_ids: set[str] = set()  #: ids of jobs without a record in the previous poll
+        self._ended_job_ids: set[str] = set()  #: ids of jobs that had no record or were preempted in the previous poll
         #: modification times of a job's outputs at submission
         self._output_times: dict[Any, list[int | None]] = {}
         self._complete_rounds: dict[Any, int] = {}  #: number of complete rounds of a job's run at submission
@@ -133,21 +137,25 @@ class Executor(plugin.Executor):  # type: ignore[misc]
         remaining_jobs += [
             info for info in active_jobs if info not in remaining_jobs and info.external_jobid in self._active_infos
         ]
-        unknown_ids = {info.external_jobid for info in remaining_jobs} - job_states.keys()
+        ended_ids = {info.external_jobid for info in remaining_jobs} - job_states.keys()
         if self._submitted_job_clusters:  # this squeue does not list other clusters
-            unknown_ids.clear()
-        previously_unknown_ids, self._unknown_job_ids = self._unknown_job_ids, unknown_ids
+            ended_ids.clear()
+        if not self.workflow.executor_settings.requeue:
+            ended_ids |= {job_id for job_id, state in job_states.items() if state.startswith("PREEMPTED ")}
+        previously_ended_ids, self._ended_job_ids = self._ended_job_ids, ended_ids
         for info in remaining_jobs:
-            if info.external_jobid in unknown_ids & previously_unknown_ids:
-                self._report_purged_job(info)
+            if info.external_jobid in ended_ids & previously_ended_ids:
+                if info.external_jobid in job_states:
+                    self._cancel([info])  # otherwise Slurm might still queue it again
+                self._report_ended_job(info, PREEMPTED_MESSAGE if info.external_jobid in job_states else PURGED_MESSAGE)
             elif job_states.get(info.external_jobid) == "PENDING PartitionTimeLimit" and self._cancel([info]):
                 self._rejected_runtimes[info.job] = info.job.resources.get("runtime")
                 self.report_job_error(info, msg=TIME_LIMIT_MESSAGE + TIME_ADVICE)
             else:
                 yield info
 
-    def _report_purged_job(self, info: SubmittedJobInfo) -> None:
-        """Report the end of a job without a record in Slurm. It succeeded if its output files are new."""
+    def _report_ended_job(self, info: SubmittedJobInfo, message: str) -> None:
+        """Report the end of a job without a result in Slurm. It succeeded if its output files are new."""
         current_times = _get_output_times(info.job)
         if None not in current_times and all(
             time_after != time_before
@@ -155,7 +163,7 @@ class Executor(plugin.Executor):  # type: ignore[misc]
         ):
             self.report_job_success(info)
         else:
-            self.report_job_error(info, msg=PURGED_MESSAGE, aux_logs=[str(info.aux["slurm_logfile"])])
+            self.report_job_error(info, msg=message, aux_logs=[str(info.aux["slurm_logfile"])])
 
     @override
     def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:

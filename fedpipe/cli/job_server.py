@@ -13,7 +13,6 @@ kills its fork.
 
 from __future__ import annotations
 
-import atexit
 import fcntl
 import gc
 import hashlib
@@ -26,7 +25,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, NoReturn
 
-from fedpipe.cli import fast_exit
+from fedpipe.cli import command_process
 
 SNAKEMAKE_PID_VARIABLE = "FEDPIPE_SNAKEMAKE"  #: environment variable of a job: process ID of its snakemake
 SOCKET_FOLDER = ".snakemake/fedpipe/workers"  #: relative, because the path of a socket has to be short
@@ -142,7 +141,7 @@ def main() -> None:
     """Import what jobs need, then fork a process for each command until snakemake ends."""
     from importlib import import_module
 
-    atexit.register(fast_exit.end_process)
+    command_process.prepare_process()
     # Arrow's allocator has a thread, whose locks would stay locked in forks.
     os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
     fingerprint = _compute_process_fingerprint()
@@ -228,4 +227,4 @@ def _run_request(request: bytes, streams: list[int]) -> NoReturn:
         del os.environ[name]
     os.environ.update(dict(word.split("=", 1) for word in words[:end]))
     sys.argv = ["fedpipe", *words[end + 1 :]]
-    fast_exit.run_command_line()
+    command_process.run_command_line()

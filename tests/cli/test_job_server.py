@@ -285,6 +285,13 @@ def test_command_with_closed_standard_streams_writes_plan(snakemake: Snakemake, 
     assert Path("results/plan.json").is_file()
 
 
+def test_server_job_escapes_letters_that_its_locale_lacks(snakemake: Snakemake) -> None:
+    status, output, errors = snakemake.run("describe", "feddw", PYTHONIOENCODING="iso8859-5")
+    assert (status, errors) == (0, "")
+    assert r"\u03a9" in output
+    assert len(snakemake.list_processes()) == 1
+
+
 @pytest.mark.slow
 def test_server_job_has_output_errors_and_status_of_separate_process(snakemake: Snakemake) -> None:
     path = prepare_run(2)

@@ -234,4 +234,4 @@ def count_submissions(output: str) -> int:
 
 def parse_memory(job: dict[str, str]) -> int:
     """Return the MB of memory that a job requested."""
-    return int(re.search(r"mem=(\d+)M", job.get("AllocTRES") or job["TRES"])[1])  # its name until Slurm 22.05
+    return int(re.search(r"mem=(\d+)M", job["AllocTRES"])[1])

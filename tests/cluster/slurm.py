@@ -2,7 +2,7 @@
 
 All daemons listen on the loopback device, write to one folder, and end with the process that started them. Nodes are
 slurmd processes that declare more memory than the machine has. GPUs are unused character devices, which Slurm allocates
-like real GPUs. It works with Slurm 22.05 (Debian 12). `missing` lists binaries that are not installed.
+like real GPUs. It works with Slurm 22.05 (Debian 12) and 26.05. `missing` lists binaries that are not installed.
 """
 
 import getpass
@@ -150,8 +150,9 @@ class Cluster:
         return {int(job): comment for job, _, comment in (line.partition(" ") for line in lines)}
 
     def details(self, job: int) -> dict[str, str]:
-        """Return the fields of `scontrol show job`."""
-        fields = self.run("scontrol", "show", "job", "-d", "-o", str(job)).split()
+        """Return the fields of `scontrol show job`, with the names of newer versions than Slurm 22.05."""
+        printed = self.run("scontrol", "show", "job", "-d", "-o", str(job))
+        fields = printed.replace(" TRES=", " AllocTRES=").replace("=gres:", "=gres/").split()
         return dict(field.split("=", 1) for field in fields if "=" in field)
 
     def queue(self) -> str:

@@ -42,7 +42,7 @@ def test_slurm_results_equal_local_results_bit_for_bit(clone: Clone, tmp_path: P
         training = rule.startswith("rule_segment")
         assert job["Partition"] == ("gpu" if training else "cpu")
         assert job["NumCPUs"] == ("4" if training else "1")
-        assert job.get("TresPerJob") == ("gres:gpu:1" if training else None)
+        assert job.get("TresPerJob") == ("gres/gpu:1" if training else None)
         assert job["TimeLimit"] == ("04:00:00" if training else "01:00:00")
         assert parse_memory(job) == (16000 if training else 4000)
     for label in ("fedavg", "feddw"):

@@ -75,7 +75,7 @@ def test_job_over_time_limit_resumes_in_next_job(clone: Clone, reference) -> Non
     running = clone.start(*RUNS)
     clone.wait_until(clone.list_started_segments, "a job completed a round")
     ((first, label),) = clone.list_started_segments().items()
-    assert clone.cluster.details(first)["TresPerJob"] == "gres:gpu:fake:1"
+    assert clone.cluster.details(first)["TresPerJob"] == "gres/gpu:fake:1"
 
     log = clone.open_log(label)
     # SIGTERM comes two minutes before the limit. Slurm checks limits every half minute.

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
+from typing_extensions import override
 
 import snakemake_executor_plugin_fedpipe_slurm as plugin
 from tests import small_studies as studies
@@ -122,36 +123,94 @@ def test_interrupt_cancels_all_jobs(event: str, tmp_path: Path, monkeypatch: pyt
         assert len(submitted_ids) <= 4, "jobs were submitted after the interrupt"
 
 
+class PolledExecutor(plugin.Executor):
+    """The executor with the jobs 1 and 2, and with answers of Slurm from this test.
+
+    Parameters
+    ----------
+    job_states
+        State and reason of each job.
+    requeue
+        The option ``--fedpipe-slurm-requeue``.
+    """
+
+    def __init__(self, job_states: dict[str, str], monkeypatch: pytest.MonkeyPatch, requeue: bool = False) -> None:
+        self.job_states, self.cancelled_ids, self.errors = job_states, list[str](), dict[str, str]()
+        self._ended_job_ids, self._rejected_runtimes, self._submitted_job_clusters = set(), {}, set()
+        self.run_uuid, self.logger = "name", logging.getLogger()
+        self.workflow = SimpleNamespace(executor_settings=SimpleNamespace(requeue=requeue))
+        jobs = {number: type("Job", (), {"resources": {}, "output": ["missing"]})() for number in job_states}
+        infos = [SubmittedJobInfo(job, number, {"slurm_logfile": "log"}) for number, job in jobs.items()]
+        self._output_times = {job: [None] for job in jobs.values()}
+        self._active_infos = {info.external_jobid: info for info in infos}
+
+        async def query(*arguments: object) -> tuple[dict[str, str], float]:
+            return self.job_states, 0.0
+
+        async def yield_all(executor: object, active_jobs: list[SubmittedJobInfo]) -> AsyncIterator[SubmittedJobInfo]:
+            for info in active_jobs:
+                yield info
+
+        monkeypatch.setattr(plugin, "query_job_status", query)
+        monkeypatch.setattr(plugin.plugin.Executor, "check_active_jobs", yield_all)
+        monkeypatch.setattr(plugin, "cancel_slurm_jobs", self.cancel_infos)
+
+    def cancel_infos(self, infos: list[SubmittedJobInfo], *arguments: object) -> None:
+        self.cancelled_ids += [info.external_jobid for info in infos]
+
+    @override
+    def report_job_error(self, job_info: SubmittedJobInfo, msg: str | None = None, **details: object) -> None:
+        del self._active_infos[job_info.external_jobid]
+        self.errors[job_info.external_jobid] = msg or ""
+
+    def poll(self) -> list[str]:
+        """Check all active jobs once. Return the ids of those that have not ended."""
+
+        async def list_jobs() -> list[str]:
+            return [info.external_jobid async for info in self.check_active_jobs(list(self._active_infos.values()))]
+
+        return asyncio.run(list_jobs())
+
+
 def test_unanswered_scancel_keeps_all_jobs(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """An error in the thread that polls would end Snakemake without its jobs. The next poll cancels the job."""
-    executor = plugin.Executor.__new__(plugin.Executor)
-    executor._unknown_job_ids, executor._rejected_runtimes = set(), {}
-    executor.run_uuid, executor.logger, executor._submitted_job_clusters = "name", logging.getLogger(), set()
-    infos = [SubmittedJobInfo(type("Job", (), {"resources": {}})(), external_jobid=number) for number in ("1", "2")]
-    executor._active_infos = {info.external_jobid: info for info in infos}
-
-    async def query(*arguments: object) -> tuple[dict[str, str], float]:
-        return {"1": "PENDING PartitionTimeLimit", "2": "RUNNING None"}, 0.0
-
-    async def yield_all(executor: object, active_jobs: list[SubmittedJobInfo]) -> AsyncIterator[SubmittedJobInfo]:
-        for info in active_jobs:
-            yield info
+    executor = PolledExecutor({"1": "PENDING PartitionTimeLimit", "2": "RUNNING None"}, monkeypatch)
 
     def raise_error(*arguments: object) -> None:
         raise WorkflowError("Unable to contact slurm controller")
 
-    async def poll() -> list[str]:
-        return [info.external_jobid async for info in executor.check_active_jobs(infos)]
-
-    monkeypatch.setattr(plugin, "query_job_status", query)
-    monkeypatch.setattr(plugin.plugin.Executor, "check_active_jobs", yield_all)
-    monkeypatch.setattr(plugin, "cancel_slurm_jobs", raise_error)
-    assert asyncio.run(poll()) == ["1", "2"]
+    with monkeypatch.context() as patch:
+        patch.setattr(plugin, "cancel_slurm_jobs", raise_error)
+        assert executor.poll() == ["1", "2"]
     assert "Unable to contact slurm controller" in caplog.text
-    ended: list[str] = []
-    monkeypatch.setattr(plugin, "cancel_slurm_jobs", lambda *arguments: None)
-    monkeypatch.setattr(executor, "report_job_error", lambda info, msg: ended.append(info.external_jobid))
-    assert (asyncio.run(poll()), ended) == (["2"], ["1"])
+    assert (executor.poll(), executor.cancelled_ids, [*executor.errors]) == (["2"], ["1"], ["1"])
+
+
+@pytest.mark.parametrize("requeue", [False, True])
+def test_preempted_job_ends_if_slurm_does_not_queue_it_again(requeue: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Newer Slurm than 22.05 keeps the state. A queue that has the job again at the next poll keeps the job."""
+    executor = PolledExecutor({"1": "PREEMPTED None", "2": "PREEMPTED None"}, monkeypatch, requeue)
+    assert executor.poll() == ["1", "2"]
+    executor.job_states["2"] = "PENDING BeginTime"
+    assert executor.poll() == (["1", "2"] if requeue else ["2"])
+    assert executor.errors == ({} if requeue else {"1": plugin.PREEMPTED_MESSAGE})
+    assert executor.cancelled_ids == ([] if requeue else ["1"])
+
+
+@pytest.mark.parametrize(
+    ("line", "is_slurms"),
+    [
+        ("slurmstepd: error: Exceeded job memory limit", True),
+        ("slurmstepd-gpu1: error: Detected 1 oom-kill event(s) in StepId=7.batch. Some of your processes ...", True),
+        ("[2026-11-29T21:52:34.030] error: Exceeded job memory limit", True),
+        ("[2026-11-29T21:52:34.022] error: StepId=7.0 exceeded memory limit (1882816512 > 1572864000), ...", True),
+        ("srun: error: gpu1: task 0: Out Of Memory", True),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", False),
+        ("[2026-11-29T21:52:34] error: epoch failed, as PyTorch is out of cores", False),
+    ],
+)
+def test_out_of_memory_lines_of_slurm_are_found(line: str, is_slurms: bool) -> None:
+    assert bool(plugin.OUT_OF_MEMORY_PATTERN.search(f"before\n{line}\nafter\n")) == is_slurms
 
 
 def test_plugins_do_not_import_fedpipe() -> None:
