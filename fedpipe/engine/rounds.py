@@ -346,11 +346,12 @@ class Rounds:
     ) -> dict[str, str]:
         """Write the participants and their accuracies after training. Return the files' hashes."""
         files, block = self.files.get_round_files(round_number), weighted_uploads.block
+        total_weight = float(weighted_uploads.weights.sum())
         participants = {
             "client": pa.array(block.ids, pa.int32()),
             "samples": pa.array(self.clients.sizes[block.ids], pa.int64()),
             "finite": pa.array(weighted_uploads.finite_mask, pa.bool_()),
-            "weight": pa.array(weighted_uploads.weights / max(weighted_uploads.weights.sum(), 1), pa.float64()),
+            "weight": pa.array(weighted_uploads.weights / max(total_weight, 1), pa.float64()),
             "bytes_down": pa.array([outcome.bytes_down for outcome in block.outcomes], pa.int64()),
             "bytes_up": pa.array([outcome.bytes_up for outcome in block.outcomes], pa.int64()),
         }

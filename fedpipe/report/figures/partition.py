@@ -92,7 +92,7 @@ def build_partition_figure(
 
 def plot_count_heatmap(ax: Axes, counts: Integers, max_ticks: tuple[int, int], has_numbers: bool = False) -> AxesImage:
     """Draw counts (N, C) as a heat map with at most so many ticks at the horizontal and vertical axis."""
-    shade = PowerNorm(0.5, vmin=0, vmax=counts.max())  # few samples are visible next to many, and zero is white
+    shade = PowerNorm(0.5, vmin=0, vmax=float(counts.max()))  # few samples are visible next to many, and zero is white
     image = ax.imshow(
         np.ma.masked_equal(counts, 0), cmap=style.COLOR_MAP, norm=shade, aspect="auto", interpolation="nearest"
     )
