@@ -145,9 +145,9 @@ class Executor(plugin.Executor):  # type: ignore[misc]
         previously_ended_ids, self._ended_job_ids = self._ended_job_ids, ended_ids
         for info in remaining_jobs:
             if info.external_jobid in ended_ids & previously_ended_ids:
-                if info.external_jobid in job_states:
+                if is_preempted := info.external_jobid in job_states:
                     self._cancel([info])  # otherwise Slurm might still queue it again
-                self._report_ended_job(info, PREEMPTED_MESSAGE if info.external_jobid in job_states else PURGED_MESSAGE)
+                self._report_ended_job(info, PREEMPTED_MESSAGE if is_preempted else PURGED_MESSAGE)
             elif job_states.get(info.external_jobid) == "PENDING PartitionTimeLimit" and self._cancel([info]):
                 self._rejected_runtimes[info.job] = info.job.resources.get("runtime")
                 self.report_job_error(info, msg=TIME_LIMIT_MESSAGE + TIME_ADVICE)
