@@ -67,3 +67,4 @@ def test_supported_pythons_match_workflow(minor: int) -> None:
     assert f"3.{minor}" in read(".github/workflows/ci.yml")
     assert PROJECT["requires-python"] == ">=3.11,<3.15"
     assert all("You need Python 3.11 to 3.14, " in read(page) for page in ("README.md", "docs/install.md"))
+    assert "/python-3.11%20to%203.14-blue" in read("README.md")
