@@ -185,8 +185,7 @@ def find_imports(node: ast.AST, package: str) -> Iterator[tuple[str, str]]:
                 if not alias.asname and "." in alias.name:
                     yield f"{alias.name}!", alias.name  # binds no name, but executes the submodule
         elif isinstance(child, ast.ImportFrom):
-            base = package.split(".")[: len(package.split(".")) - child.level + 1] if child.level else []
-            module = ".".join([*base, *([child.module] if child.module else [])])
+            module = _resolve_relative_name(package, child.level, child.module)
             for alias in child.names:
                 yield alias.asname or alias.name, module if alias.name == "*" else f"{module}.{alias.name}"
         elif isinstance(child, ast.Call):
@@ -195,10 +194,14 @@ def find_imports(node: ast.AST, package: str) -> Iterator[tuple[str, str]]:
             for name in (
                 part.value for part in arguments if isinstance(part, ast.Constant) and isinstance(part.value, str)
             ):
-                if function_name in {"import_module", "__import__"} and name.strip("."):
-                    level = len(name) - len(name.lstrip("."))
-                    base = package.split(".")[: len(package.split(".")) - level + 1] if level else []
-                    yield f"{name}()", ".".join([*base, name.lstrip(".")])
+                if function_name in {"import_module", "__import__"} and (stripped_name := name.lstrip(".")):
+                    yield f"{name}()", _resolve_relative_name(package, len(name) - len(stripped_name), stripped_name)
+
+
+def _resolve_relative_name(package: str, level: int, name: str | None) -> str:
+    """Dotted name of a module that is imported with this number of leading dots."""
+    parts = package.split(".")
+    return ".".join([*(parts[: len(parts) - level + 1] if level else ()), *([name] if name else ())])
 
 
 def find_used_names(statement: ast.AST) -> Iterator[tuple[str, list[str]]]:
