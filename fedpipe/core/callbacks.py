@@ -76,13 +76,7 @@ class Callback:
 
 
 def check_callback(name: str) -> None:
-    """Check that a callback exists, before any job starts.
-
-    Raises
-    ------
-    SettingsError
-        It is a tracker that is not installed, or there is no class with this path, or a method has a mistake.
-    """
+    """Check before any job starts that a callback is an installed tracker, or a class whose methods can be called."""
     if name not in TRACKERS:
         find_callback(name)
         return
@@ -100,13 +94,7 @@ def is_tracker_installed(tracker: str) -> bool:
 
 
 def find_callback(name: str) -> type[Callback]:
-    """Find the class at a dotted path.
-
-    Raises
-    ------
-    SettingsError
-        There is no such class, or fedpipe can't create it or call one of its methods.
-    """
+    """Find the class at a dotted path. Raises an error if fedpipe can't create it or call one of its methods."""
     if "." not in name:
         raise SettingsError(
             f"{CALLBACKS_KEY}: unknown callback '{name}'. Use {', '.join(TRACKERS)}, or the path of a class, such as "

@@ -79,10 +79,7 @@ def generate_uniform(key: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor
 
     Each is 24 bits of SplitMix64 (Steele et al., 2014) at its index in the tensor.
     """
-    size = 1
-    for length in shape:
-        size *= length
-    z = (torch.arange(1, size + 1, device=key.device) + mix_bits(key)) * _GOLDEN
+    z = (torch.arange(1, math.prod(shape) + 1, device=key.device) + mix_bits(key)) * _GOLDEN
     return ((mix_bits(z) >> 40) & 0xFFFFFF).to(torch.float32).reshape(shape) / 2**24
 
 

@@ -143,23 +143,10 @@ def is_component(kind: ComponentKind, name: str) -> bool:
 
 
 def parse_component(kind: ComponentKind, settings: Any, label: str = "", other_keys: Sequence[str] = ()) -> Component:
-    """Make the component of a section of params.yaml, which has a name and parameters.
+    """Make the component of a section of params.yaml, which has a name and parameters (see :func:`build_component`).
 
-    Parameters
-    ----------
-    kind
-        Kind of the component.
-    settings
-        The section. For an algorithm, the entry of its label.
-    label
-        Label of the entry, which is the algorithm's name if the entry has none.
-    other_keys
-        Keys of the section that are not parameters of the component.
-
-    Raises
-    ------
-    SettingsError
-        See :func:`build_component`.
+    For an algorithm, ``settings`` is the entry of its label, which is the algorithm's name if the entry has none.
+    ``other_keys`` are keys of the section that are not parameters of the component.
     """
     key = f"{kind.section}.{label}" if label else kind.section
     if not isinstance(settings, Mapping):
@@ -219,18 +206,10 @@ def build_component(
     key: str | None = None,
     other_keys: Sequence[str] = (),
 ) -> Component:
-    """Make a component with validated parameters and defaults.
+    """Make a component with validated parameters of params.yaml and defaults.
 
-    Parameters
-    ----------
-    kind, name
-        Arguments of :func:`find_component`.
-    parameters
-        Parameters from params.yaml.
-    key
-        Key of params.yaml that contains them (default: the kind's section).
-    other_keys
-        Other keys of the section, for suggestions about a mistyped parameter.
+    ``key`` contains the parameters (default: the kind's section). ``other_keys`` are the other keys of the section, for
+    suggestions about a mistyped parameter.
 
     Raises
     ------
