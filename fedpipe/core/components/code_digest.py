@@ -80,12 +80,7 @@ class Digest:
 def compute_code_digest(*objects: Any) -> Digest:
     """Digest of classes and functions, with all code of components and user modules that they use.
 
-    It is computed once per process, because code is imported once.
-
-    Raises
-    ------
-    SettingsError
-        A source or a declared data file is missing, or the declaration is not a list of names.
+    It is computed once per process, because code is imported once. A missing source or data file is an error.
     """
     followed_packages.clear()  # a digest must not depend on earlier digests
     followed_packages.update(item.__module__.partition(".")[0] for item in objects)

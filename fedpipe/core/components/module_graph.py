@@ -35,13 +35,7 @@ SITE_FOLDERS = {"site-packages", "dist-packages"}  #: folders of installed packa
 
 
 def reject_stale_bytecode(path: Path) -> None:
-    """Reject stale bytecode, which Python would execute because it compares only time and size of the source.
-
-    Raises
-    ------
-    SettingsError
-        The bytecode belongs to another source with the same size and time.
-    """
+    """Reject bytecode of another source, which Python would execute because it compares only time and size."""
     bytecode_path = Path(importlib.util.cache_from_source(str(path)))
     try:
         cached_bytes, stat = bytecode_path.read_bytes(), path.stat()
@@ -85,10 +79,7 @@ def _find_module_spec(top: str) -> ModuleSpec | None:
 def find_source_file(module: str) -> Path | None:
     """File of a module, found without importing it. None for a folder without ``__init__.py``.
 
-    Raises
-    ------
-    ModuleNotFoundError
-        There is no such module, or it is built into Python.
+    Raises a `ModuleNotFoundError` if there is no such module, or if it is built into Python.
     """
     top, *parts = module.split(".")
     loaded_module, spec = sys.modules.get(top), _find_module_spec(top)
@@ -205,13 +196,7 @@ def find_dynamic_imports(statement: ast.stmt, source: syntax.ParsedModule) -> It
 
 
 def list_declared_data_files(module: syntax.ParsedModule) -> list[Path]:
-    """List the data files in a user module's ``FILES``, which must be one literal list that is never changed.
-
-    Raises
-    ------
-    SettingsError
-        A file is missing, or the list is something else.
-    """
+    """List the data files in a user module's ``FILES``, which must be a literal list that no line changes."""
     variable = f"{module.name}.{DATA_FILES_VARIABLE}"
     for node in itertools.chain.from_iterable(map(syntax.list_descendant_nodes, module.effect_statements)):
         if not isinstance(node, ast.Attribute) or node.attr not in LIST_ADDERS:
