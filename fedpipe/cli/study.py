@@ -270,13 +270,11 @@ def show_status(
 def _find_snakemake() -> str:
     """Find the snakemake of this environment, as you would type it. The environment need not be activated."""
     environment_snakemake, path_snakemake = Path(sys.executable).with_name("snakemake"), shutil.which("snakemake")
-    if not (path_snakemake or environment_snakemake.is_file()):
+    if environment_snakemake.is_file() and not (path_snakemake and environment_snakemake.samefile(path_snakemake)):
+        return str(environment_snakemake)
+    if path_snakemake is None:
         raise SettingsError("snakemake is not installed. Type `make setup`, then `source .venv/bin/activate`.")
-    return (
-        str(environment_snakemake)
-        if environment_snakemake.is_file() and not (path_snakemake and environment_snakemake.samefile(path_snakemake))
-        else "snakemake"
-    )
+    return "snakemake"
 
 
 def _check_snakemake_options(words: list[str], params: Path) -> None:

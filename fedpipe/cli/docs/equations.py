@@ -9,32 +9,10 @@ from html.entities import html5
 
 #: Symbols that HTML names otherwise or does not have, and functions whose names mean symbols in HTML.
 SYMBOLS = {
-    "to": "→",
-    "sum": "Σ",
-    "prod": "Π",
-    "sim": "~",
-    "cdot": "·",
-    "infty": "∞",
-    "jmath": "j",
-    "ldots": "…",
-    "dots": "…",
-    "lVert": "‖",
-    "rVert": "‖",
-    "lvert": "|",
-    "rvert": "|",
-    "mid": "|",
-    "sup": "sup",
-    "Pr": "Pr",
-    "quad": "  ",
-    "qquad": "    ",
-    "{": "{",
-    "}": "}",
-    "\\": "\n",
-    ",": " ",
-    ";": " ",
-    ":": " ",
-    " ": " ",
-    "!": "",
+    **{"to": "→", "sum": "Σ", "prod": "Π", "sim": "~", "cdot": "·", "infty": "∞", "ldots": "…", "dots": "…"},
+    **{"lVert": "‖", "rVert": "‖", "lvert": "|", "rvert": "|", "mid": "|", "{": "{", "}": "}"},
+    **{"jmath": "j", "sup": "sup", "Pr": "Pr"},
+    **{"quad": "  ", "qquad": "    ", "\\": "\n", ",": " ", ";": " ", ":": " ", " ": " ", "!": ""},
 }
 IGNORED_COMMANDS = {"Bigl", "Bigr", "bigl", "bigr", "Big", "big", "left", "right", "displaystyle", "limits"}
 ACCENTS = {"tilde": "\u0303", "hat": "\u0302", "bar": "\u0304"}

@@ -230,8 +230,8 @@ class _DependencyWalk:
         source = parse_module(module)
         if source.path is not None:
             self.files[source.path] = source.sha256
-        if source.source:
-            self.texts[module] = source.sha256
+            if source.path.suffix != ".py":
+                self.texts[module] = source.sha256
         # A key covers all imports inside functions. The digest of shared code covers only those on import.
         for target in source.list_imported_names(on_import=is_shared_module(module)) + source.star_imports:
             self._visit_imported_module(target)
@@ -290,9 +290,8 @@ class _DependencyWalk:
                     self._visit_complete_module(source.name)
             else:
                 self.visit_name(source.name, root)
-        calls = (
-            targets for name, targets in statement_imports.items() if name.endswith("()")
-        )  # import_module("helper")
+        # Such as import_module("helper").
+        calls = [targets for name, targets in statement_imports.items() if name.endswith("()")]
         dynamic_imports = find_dynamic_imports(statement, source) if is_user_code else ()
         for target in filter(self._is_followed, itertools.chain(*calls, dynamic_imports)):
             self._visit_complete_module(target)
@@ -395,7 +394,7 @@ class _DependencyWalk:
                     for target in imported_targets
                     for candidate in (target, target.rpartition(".")[0])
                 )
-                is_import = isinstance(statement, (ast.Import, ast.ImportFrom))
+                is_import = isinstance(statement, syntax.IMPORTS)
                 if (is_import and has_followed_import) or (is_used and not syntax.is_inert_on_import(statement)):
                     statement_texts.append(syntax.convert_node_to_canonical_text(statement))
             if len(statement_texts) > 1:

@@ -152,9 +152,7 @@ def is_external_package(top: str) -> bool:
         folders = list(getattr(_find_module_spec(top), "submodule_search_locations", None) or ())
         is_installed = bool(folders) and all(SITE_FOLDERS & set(Path(folder).parts) for folder in folders)
         return top in sys.stdlib_module_names or is_installed
-    if top in sys.stdlib_module_names and any(
-        path.is_relative_to(stdlib_folder) for stdlib_folder in _find_stdlib_folders()
-    ):
+    if top in sys.stdlib_module_names and any(path.is_relative_to(folder) for folder in _find_stdlib_folders()):
         return True  # otherwise a user's module with the same name
     return bool(SITE_FOLDERS & set(path.parts))
 
