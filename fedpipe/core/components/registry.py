@@ -63,63 +63,62 @@ def find_component(kind: ComponentKind, name: str, key: str | None = None) -> ty
     """
     key = key or kind.section
     if "." in name:
-        base_class, module_name = _get_base_class(kind), name.rpartition(".")[0]
-        advice = "Use the path of a class, such as my_module.MyClass."
-        if kind.function_module:
-            advice = (
-                "Use a function (shape, classes) -> (body, head) such as own.network, a class such as "
-                f"my_module.MyClass, or a model of `fedpipe list {kind.plural}`."
-            )
-
-        def is_component_class(value: Any) -> bool:
-            return inspect.isclass(value) and issubclass(value, base_class)
-
-        candidate = import_user_object(
-            key, name, lambda value: is_component_class(value) or _is_network_function(kind, value), advice
-        )
-        require_seeded_import(key, name)
-        if _is_network_function(kind, candidate):
-            function_class = importlib.import_module(kind.function_module).make_model_class(candidate)
-            function_class.__module__ = candidate.__module__  # make_dataclass of Python 3.12 sets that of its caller
-            return function_class
-        if not is_component_class(candidate):
-            alternative = (
-                ", or be a function (shape, classes) that returns a body and a head" if kind.function_module else ""
-            )
-            kind_phrase = f"{'an' if kind is ALGORITHM else 'a'} {kind.name}"
-            raise SettingsError(
-                f"{key}: '{name}' is not {kind_phrase}. It must derive from {base_class.__qualname__}{alternative}."
-            )
-        if not f"{candidate.__module__}.".startswith(f"{module_name}."):
-            raise SettingsError(
-                f"{key}: '{name}' is defined in {candidate.__module__}. "
-                f"Use '{candidate.__module__}.{candidate.__qualname__}', because jobs import only that module."
-            )
-        annotations = get_annotations(candidate, format=Format.FORWARDREF).values()
-        fields = [annotation for annotation in annotations if "ClassVar" not in str(annotation)]
-        if fields and "__dataclass_params__" not in vars(candidate):
-            raise SettingsError(f"{key}: '{name}' has fields. Make it a @dataclass(frozen=True, kw_only=True).")
-        component_class: type[Component] = candidate
-        if mistake := next(find_field_declaration_mistakes(kind, component_class), None):
-            raise SettingsError(f"{key}: '{name}' {mistake}")
-        return component_class
+        return _find_custom_component(kind, name, key)
     if name not in list_components(kind):
         raise SettingsError(f"{key}: unknown {kind.name} '{name}'. {suggest_name(name, list_components(kind))}")
     return _import_component(kind, name)
+
+
+def _find_custom_component(kind: ComponentKind, path: str, key: str) -> type[Component]:
+    """Find the class at a dotted path, or make a model's class from the function at this path."""
+    advice = "Use the path of a class, such as my_module.MyClass."
+    requirement = f"It must derive from {_get_base_class(kind).__qualname__}"
+    if kind.function_module:
+        advice = (
+            "Use a function (shape, classes) -> (body, head) such as own.network, a class such as my_module.MyClass, "
+            f"or a model of `fedpipe list {kind.plural}`."
+        )
+        requirement += ", or be a function (shape, classes) that returns a body and a head"
+
+    def is_suitable(value: Any) -> bool:
+        return _is_component_class(kind, value) or _is_network_function(kind, value)
+
+    candidate = import_user_object(key, path, is_suitable, advice)
+    require_seeded_import(key, path)
+    if _is_network_function(kind, candidate):
+        function_class = importlib.import_module(kind.function_module).make_model_class(candidate)
+        function_class.__module__ = candidate.__module__  # make_dataclass of Python 3.12 sets that of its caller
+        return function_class
+    if not is_suitable(candidate):
+        raise SettingsError(f"{key}: '{path}' is not {'an' if kind is ALGORITHM else 'a'} {kind.name}. {requirement}.")
+    if not f"{candidate.__module__}.".startswith(f"{path.rpartition('.')[0]}."):
+        raise SettingsError(
+            f"{key}: '{path}' is defined in {candidate.__module__}. "
+            f"Use '{candidate.__module__}.{candidate.__qualname__}', because jobs import only that module."
+        )
+    annotations = get_annotations(candidate, format=Format.FORWARDREF).values()
+    fields = [annotation for annotation in annotations if "ClassVar" not in str(annotation)]
+    if fields and "__dataclass_params__" not in vars(candidate):
+        raise SettingsError(f"{key}: '{path}' has fields. Make it a @dataclass(frozen=True, kw_only=True).")
+    component_class: type[Component] = candidate
+    if mistake := next(find_field_declaration_mistakes(kind, component_class), None):
+        raise SettingsError(f"{key}: '{path}' {mistake}")
+    return component_class
 
 
 @functools.cache
 def _import_component(kind: ComponentKind, name: str) -> type[Component]:
     """Import the class of one of fedpipe's components."""
     module = importlib.import_module(f"{kind.package}.{name.replace('-', '_')}")
-    classes = [
-        value
-        for value in vars(module).values()
-        if inspect.isclass(value) and issubclass(value, _get_base_class(kind)) and value.__module__ == module.__name__
-    ]
+    classes = [value for value in vars(module).values() if _is_component_class(kind, value)]
+    classes = [value for value in classes if value.__module__ == module.__name__]  # without imported ones
     if len(classes) != 1:
         raise TypeError(f"{module.__name__} must define exactly one {kind.name}, but defines {len(classes)}.")
     return classes[0]
+
+
+def _is_component_class(kind: ComponentKind, value: Any) -> bool:
+    return inspect.isclass(value) and issubclass(value, _get_base_class(kind))
 
 
 def _is_network_function(kind: ComponentKind, value: Any) -> bool:
