@@ -70,10 +70,7 @@ _Loader.yaml_implicit_resolvers = {
 def read_yaml(text: str, name: Path | str) -> Any:
     """Read a text as JSON values. No two values are the same object. Messages begin with ``name``, that of the source.
 
-    Raises
-    ------
-    SettingsError
-        It is not YAML, a key appears twice, or aliases contain themselves or repeat too much.
+    Raises an error if it is not YAML, a key appears twice, or aliases contain themselves or repeat too much.
     """
     try:
         loader = _Loader(text)

@@ -56,10 +56,7 @@ def list_components(kind: ComponentKind) -> tuple[str, ...]:
 def find_component(kind: ComponentKind, name: str, key: str | None = None) -> type[Component]:
     """Find the class of a component by its name or dotted path. A model may also be a function.
 
-    Raises
-    ------
-    SettingsError
-        There is no such component. The message has ``key`` (default: the kind's section) and the nearest name.
+    If there is none, the message of the error has ``key`` (default: the kind's section) and the nearest name.
     """
     key = key or kind.section
     if "." in name:
@@ -208,12 +205,7 @@ def build_component(
     """Make a component with validated parameters of params.yaml and defaults.
 
     ``key`` contains the parameters (default: the kind's section). ``other_keys`` are the other keys of the section, for
-    suggestions about a mistyped parameter.
-
-    Raises
-    ------
-    SettingsError
-        The name or a parameter is unknown, of the wrong type or out of range. The message begins with its key.
+    suggestions about a mistyped parameter. Messages about the name and the parameters begin with their keys.
     """
     component_class, key = find_component(kind, name, key), key or kind.section
     if kind is ALGORITHM:

@@ -42,10 +42,7 @@ _T = TypeVar("_T")
 def write_bytes(path: Path, data: bytes | memoryview) -> str:
     """Write a file atomically. Return the SHA-256 of its bytes.
 
-    Raises
-    ------
-    ArtifactError
-        The disk is full, or the folder is read-only or outside the project. The old file remains.
+    The old file remains if the disk is full, or if the folder is read-only or outside the project, which are errors.
     """
     reject_outside_links(path.parent)
     try:

@@ -201,10 +201,7 @@ class StudyFiles:
     def from_params(cls, params: Path, preset: str = FULL_PRESET) -> StudyFiles:
         """Get the files of a study. With a preset, its folder ends with ``@`` and the preset's name.
 
-        Raises
-        ------
-        SettingsError
-            The path would collide with another study's, or `fedpipe prune` would not find it.
+        Raises an error if the path would collide with another study's, or if `fedpipe prune` would not find it.
         """
         params = normalize_study_path(params)
         suffix = "" if preset == FULL_PRESET else f"@{preset}"
