@@ -16,8 +16,8 @@ PACK_LOCK = Path(".snakemake/archive.lock")  #: lock for writing packs, which gi
 def pack_folder(folder: Path) -> None:
     """Move the tables and manifests of a folder's subfolders into its pack. Tensors stay.
 
-    They replace members with the same names. If another member is damaged, nothing is written or deleted. If the process
-    is killed, each file exists once or twice. Other processes can write, read and pack the same folder.
+    They replace members with the same names. If another member is damaged, nothing is written or deleted. If the
+    process is killed, each file exists once or twice. Other processes can write, read and pack the same folder.
     """
     pack_file = archive.get_pack_path(folder)
     with lock_file(PACK_LOCK):
