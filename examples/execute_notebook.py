@@ -16,12 +16,9 @@ NOTEBOOK = Path(__file__).with_name("results.ipynb")
 
 
 def execute_notebook(path: Path) -> Any:
-    """Execute a notebook in its folder. Return it with its outputs, and with the device of the study in its metadata.
+    """Execute a notebook in its folder, which is next to params.yaml of a complete study.
 
-    Parameters
-    ----------
-    path
-        Notebook in a folder next to params.yaml of a complete study.
+    Return it with its outputs, and with the device of the study in its metadata.
     """
     book = nbformat.read(path, as_version=4)
     folder = path.resolve().parent

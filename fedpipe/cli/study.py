@@ -138,7 +138,7 @@ def run_studies(
     _require_writable_cache_folder()
     if outdated_warning := project.get_outdated_warning(Path()):
         typer.echo(f"fedpipe: {outdated_warning}", err=True)
-    snakemake_options = list(context.args)
+    snakemake_options = context.args
     if snakemake_options and not snakemake_options[0].startswith("-"):
         raise SettingsError(
             f"'{snakemake_options[0]}' can't be run alone, because `fedpipe run` makes all results of a study. Type "
@@ -151,14 +151,11 @@ def run_studies(
     if snakemake_options:
         _check_snakemake_options(snakemake_options, params)
     params = derive_study(params, preset, overrides)
-    arguments = get_snakemake_arguments(layout.normalize_study_path(params), preset)
-    job_limit = [] if jobs is None else ["--cores" if _is_local_profile(profile) else "--jobs", str(jobs)]
-    console = [] if verbose else ["--logger-fedpipe-progress"]
-    dry_run_option = ["-n"] if dry_run else []
-    command = [
-        *(snakemake, *arguments, "--profile", profile),
-        *(*console, *dry_run_option, *job_limit, *snakemake_options),
-    ]
+    command = [snakemake, *get_snakemake_arguments(layout.normalize_study_path(params), preset), "--profile", profile]
+    command += [] if verbose else ["--logger-fedpipe-progress"]
+    command += ["-n"] if dry_run else []
+    command += [] if jobs is None else ["--cores" if _is_local_profile(profile) else "--jobs", str(jobs)]
+    command += snakemake_options
     typer.echo(shlex.join(command), err=True)
     if Path(sys.executable).with_name("snakemake").is_file():
         command[:1] = [sys.executable, "-P", "-m", "snakemake_logger_plugin_fedpipe"]  # the same without pandas
@@ -273,13 +270,11 @@ def show_status(
 def _find_snakemake() -> str:
     """Find the snakemake of this environment, as you would type it. The environment need not be activated."""
     environment_snakemake, path_snakemake = Path(sys.executable).with_name("snakemake"), shutil.which("snakemake")
-    if not (path_snakemake or environment_snakemake.is_file()):
+    if environment_snakemake.is_file() and not (path_snakemake and environment_snakemake.samefile(path_snakemake)):
+        return str(environment_snakemake)
+    if path_snakemake is None:
         raise SettingsError("snakemake is not installed. Type `make setup`, then `source .venv/bin/activate`.")
-    return (
-        str(environment_snakemake)
-        if environment_snakemake.is_file() and not (path_snakemake and environment_snakemake.samefile(path_snakemake))
-        else "snakemake"
-    )
+    return "snakemake"
 
 
 def _check_snakemake_options(words: list[str], params: Path) -> None:

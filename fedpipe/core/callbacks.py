@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,13 +77,7 @@ class Callback:
 
 
 def check_callback(name: str) -> None:
-    """Check that a callback exists, before any job starts.
-
-    Raises
-    ------
-    SettingsError
-        It is a tracker that is not installed, or there is no class with this path, or a method has a mistake.
-    """
+    """Check before any job starts that a callback is an installed tracker, or a class whose methods can be called."""
     if name not in TRACKERS:
         find_callback(name)
         return
@@ -100,13 +95,7 @@ def is_tracker_installed(tracker: str) -> bool:
 
 
 def find_callback(name: str) -> type[Callback]:
-    """Find the class at a dotted path.
-
-    Raises
-    ------
-    SettingsError
-        There is no such class, or fedpipe can't create it or call one of its methods.
-    """
+    """Find the class at a dotted path. Raises an error if fedpipe can't create it or call one of its methods."""
     if "." not in name:
         raise SettingsError(
             f"{CALLBACKS_KEY}: unknown callback '{name}'. Use {', '.join(TRACKERS)}, or the path of a class, such as "
@@ -158,12 +147,10 @@ def read_round_accuracies(files: RunFiles, round_number: int) -> dict[str, float
         **layout.read_round_hashes(round_files, round_files.complete_states_marker),
         **layout.read_round_hashes(round_files, round_files.marker),
     }
-    sums: dict[str, list[int]] = {}
+    correct, total = Counter[str](), Counter[str]()
     for path in (round_files.metrics, round_files.trained_accuracies):
         if path.name in hashes:
-            table = read_parquet(path, hashes[path.name]).select(["protocol", "correct", "total"])
-            for row in table.to_pylist():
-                entry = sums.setdefault(row["protocol"], [0, 0])
-                entry[0] += row["correct"]
-                entry[1] += row["total"]
-    return {protocol: correct / total for protocol, (correct, total) in sums.items() if total}
+            for row in read_parquet(path, hashes[path.name], ["protocol", "correct", "total"]).to_pylist():
+                correct[row["protocol"]] += row["correct"]
+                total[row["protocol"]] += row["total"]
+    return {protocol: correct[protocol] / count for protocol, count in total.items() if count}

@@ -92,16 +92,8 @@ def format_validation_errors(
 ) -> list[str]:
     """Format one message for each invalid setting.
 
-    Parameters
-    ----------
-    error
-        Error of pydantic.
-    settings
-        Validated settings, to distinguish keys from pydantic's names for branches of a union.
-    prefix
-        Key of the validated section. Empty for all of params.yaml.
-    list_known_keys
-        Lists the known keys of the section at a location.
+    ``settings`` distinguish keys from pydantic's names for branches of a union. ``prefix`` is the key of the validated
+    section, empty for all of params.yaml. ``list_known_keys`` lists the known keys of the section at a location.
     """
     messages: list[str] = []
     expectations: dict[str, tuple[Any, list[str]]] = {}
@@ -128,15 +120,14 @@ def format_validation_errors(
         elif kind == "string_pattern_mismatch":
             expectations[key] = (problem["input"], [f"text that matches the pattern '{context['pattern']}'"])
         else:
-            words = TYPE_PHRASES.get(
-                kind, problem["msg"].removeprefix("Input should be ").split(", unable")[0].split(", got")[0]
-            )
-            words = f"a value {words}" if words.startswith(("greater", "less")) else words
-            value = problem["input"]
-            literals.setdefault(key, []).extend(re.findall("'([^']+)'", context.get("expected", "")))
+            value, phrase = problem["input"], problem["msg"].removeprefix("Input should be ")
+            phrase = TYPE_PHRASES.get(kind, phrase.split(", unable")[0].split(", got")[0])
+            if phrase.startswith(("greater", "less")):
+                phrase = f"a value {phrase}"
             if kind in {"tuple_type", "list_type"} and type(value) in {str, int, float}:
-                words = f"a list, such as [{value}]"
-            expectations.setdefault(key, (problem["input"], []))[1].append(words)
+                phrase = f"a list, such as [{value}]"
+            literals.setdefault(key, []).extend(re.findall("'([^']+)'", context.get("expected", "")))
+            expectations.setdefault(key, (value, []))[1].append(phrase)
     for key, (value, phrases) in expectations.items():
         phrases = [one for one in dict.fromkeys(phrases) if one != "a valid integer" or "a valid number" not in phrases]
         if phrases[0].endswith(("item", "items")) and any(other.startswith(f"{key}.") for other in expectations):
@@ -150,28 +141,16 @@ def format_validation_errors(
         value_text = str(value).lower() if isinstance(value, bool) else repr(value)
         value_text = value_text if len(value_text) <= MAX_VALUE_LENGTH else f"{value_text[:MAX_VALUE_LENGTH]}…"
         messages.append(f"{key}: {value_text} can't be used. Use {' or '.join(phrases)}.")
-    omitted_count = len(messages) - MAX_MESSAGES
-    return (
-        messages
-        if omitted_count <= 0
-        else [*messages[:MAX_MESSAGES], f"{prefix or 'params.yaml'}: {omitted_count:,} more values can't be used."]
-    )
+    if (omitted_count := len(messages) - MAX_MESSAGES) > 0:
+        messages[MAX_MESSAGES:] = [f"{prefix or 'params.yaml'}: {omitted_count:,} more values can't be used."]
+    return messages
 
 
 def reject_booleans_and_huge_numbers(raw: Any, parsed: Any) -> None:
     """Reject Booleans for numbers, which pydantic converts to 0 and 1, and numbers out of range.
 
-    Parameters
-    ----------
-    raw
-        Value, list or mapping of params.yaml.
-    parsed
-        Pydantic's result.
-
-    Raises
-    ------
-    ValidationError
-        Like for a value of another type.
+    ``raw`` is a value, list or mapping of params.yaml, and ``parsed`` is pydantic's result. Raises a `ValidationError`,
+    like for a value of another type.
     """
     from pydantic import ValidationError
     from pydantic_core import InitErrorDetails, PydanticCustomError
@@ -268,9 +247,8 @@ def _remove_union_branches(location: Location, settings: Any) -> Location:
     """Remove pydantic's names for branches of a union and keys of a mapping."""
     keys: list[int | str] = []
     for index, part in enumerate(location):
-        is_key = isinstance(settings, dict) and part in settings
-        is_key = is_key or (isinstance(settings, (list, tuple)) and isinstance(part, int) and part < len(settings))
-        if is_key:
+        is_entry = isinstance(settings, (list, tuple)) and isinstance(part, int) and part < len(settings)
+        if is_entry or (isinstance(settings, dict) and part in settings):
             keys.append(part)
             settings = settings[part]
         elif isinstance(settings, dict) and index == len(location) - 1 and part != "[key]":

@@ -40,8 +40,7 @@ def draw_uniform(key: Tensor, purpose: str, like: TensorOrTensors) -> TensorOrTe
     """
     if isinstance(like, Tensors):
         return Tensors((name, draw_uniform(key, f"{purpose}/{name}", value)) for name, value in like.items())
-    _require_key(key)
-    return generate_uniform(_derive_key(key.to(like.device), purpose), like.shape).to(like.dtype)
+    return generate_uniform(_derive_key(key, purpose, like.device), like.shape).to(like.dtype)
 
 
 def draw_normal(key: Tensor, purpose: str, like: TensorOrTensors) -> TensorOrTensors:
@@ -52,26 +51,22 @@ def draw_normal(key: Tensor, purpose: str, like: TensorOrTensors) -> TensorOrTen
     """
     if isinstance(like, Tensors):
         return Tensors((name, draw_normal(key, f"{purpose}/{name}", value)) for name, value in like.items())
-    _require_key(key)
     radius, angle = (
-        generate_uniform(_derive_key(key.to(like.device), f"{purpose}/{part}"), like.shape).double()
+        generate_uniform(_derive_key(key, f"{purpose}/{part}", like.device), like.shape).double()
         for part in ("radius", "angle")
     )
     return ((-2 * (1 - radius).log()).sqrt() * (2 * math.pi * angle).cos()).to(like.dtype)
 
 
-def _require_key(key: Tensor | None) -> None:
+def _derive_key(key: Tensor | None, purpose: str, device: torch.device) -> Tensor:
+    """Derive the key of a purpose on a device."""
     if key is None:
         raise HookError(
             "The key of draw_normal and draw_uniform is None. batch.noise_key exists only in Train passes without "
             "`eval_mode`, if the class has `needs_step_noise: ClassVar[bool] = True`."
         )
-
-
-def _derive_key(key: Tensor, purpose: str) -> Tensor:
-    """Derive the key of a purpose."""
     digest = hashlib.sha256(purpose.encode()).digest()
-    return mix_bits(key) + int.from_bytes(digest[:8], "little", signed=True)
+    return mix_bits(key.to(device)) + int.from_bytes(digest[:8], "little", signed=True)
 
 
 def generate_uniform(key: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:
@@ -79,10 +74,7 @@ def generate_uniform(key: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor
 
     Each is 24 bits of SplitMix64 (Steele et al., 2014) at its index in the tensor.
     """
-    size = 1
-    for length in shape:
-        size *= length
-    z = (torch.arange(1, size + 1, device=key.device) + mix_bits(key)) * _GOLDEN
+    z = (torch.arange(1, math.prod(shape) + 1, device=key.device) + mix_bits(key)) * _GOLDEN
     return ((mix_bits(z) >> 40) & 0xFFFFFF).to(torch.float32).reshape(shape) / 2**24
 
 

@@ -7,13 +7,7 @@ from fedpipe.core.errors import SettingsError
 
 
 def import_optional_library(name: str, key: str, value: str) -> Any:
-    """Import a library that a setting needs. The setting's value is also the name of fedpipe's extra.
-
-    Raises
-    ------
-    SettingsError
-        It is not installed.
-    """
+    """Import a library that a setting needs. The setting's value is also the name of fedpipe's extra."""
     try:
         return importlib.import_module(name)
     except ImportError:

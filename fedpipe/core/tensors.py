@@ -32,13 +32,10 @@ class Tensors(dict[str, Tensor]):
     The class is a registered pytree, so ``torch.func`` transforms (grad, vmap) accept and return it.
     """
 
-    def _require_same_names(self, other: Mapping[str, Tensor]) -> None:
-        if other.keys() != self.keys():
-            raise NamesDifferError(self.keys() ^ other.keys())
-
     def _combine_tensors(self, other: Any, f: Callable[[Tensor, Any], Tensor]) -> Tensors:
         if isinstance(other, Mapping):
-            self._require_same_names(other)
+            if other.keys() != self.keys():
+                raise NamesDifferError(self.keys() ^ other.keys())
             return Tensors((name, f(value, other[name])) for name, value in self.items())
         return Tensors((name, f(value, other)) for name, value in self.items())
 

@@ -20,23 +20,10 @@ UNSEEDED_GENERATORS = "__unseeded_generators__"  #: attribute of a module: libra
 
 
 def import_user_object(key: str, path: str, is_suitable: Callable[[Any], bool], advice: str) -> Any:
-    """Import a class or function.
+    """Import the class or function at a dotted path, which a key of params.yaml names.
 
-    Parameters
-    ----------
-    key
-        Key of params.yaml for messages.
-    path
-        Dotted path.
-    is_suitable
-        Whether a class or function of the module can be used instead of one that the module lacks.
-    advice
-        What to use if there is no such module, and if the module has nothing suitable. A sentence.
-
-    Raises
-    ------
-    SettingsError
-        It can't be imported. The message has the line of the user's code that fails, or the nearest name in the module.
+    Raises an error if it can't be imported. The message has the line of the user's code that fails, or the nearest name
+    in the module that ``is_suitable`` accepts. If there is none, it ends with ``advice``, a sentence.
     """
     module_name, _, member = path.rpartition(".")
     try:
@@ -60,13 +47,7 @@ def import_user_object(key: str, path: str, is_suitable: Callable[[Any], bool], 
 
 
 def require_seeded_import(key: str, path: str) -> None:
-    """Require that the import of an object's module drew no random numbers without a seed.
-
-    Raises
-    ------
-    SettingsError
-        It drew some, which differ in each job.
-    """
+    """Require that the import of an object's module drew no random numbers without a seed."""
     module_name = path.rpartition(".")[0]
     if libraries := getattr(sys.modules.get(module_name), UNSEEDED_GENERATORS, []):
         raise SettingsError(
@@ -135,12 +116,8 @@ def _format_failed_line_advice(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError):
         return f"Install {error.name}, or remove the import."
     if isinstance(error, TypeError) and "non-frozen dataclass from a frozen one" in str(error):
-        traceback_entry = error.__traceback__
-        while traceback_entry and traceback_entry.tb_next:
-            traceback_entry = traceback_entry.tb_next
-        rejected_class = (
-            traceback_entry.tb_frame.f_locals.get("cls") if traceback_entry else None
-        )  # frames of `dataclass`, which raised it
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)  # of `dataclass`, which raised it
+        rejected_class = frame.f_locals.get("cls")
         location = f"above class {rejected_class.__name__}" if inspect.isclass(rejected_class) else "above the class"
         return f"Write `@dataclass(frozen=True, kw_only=True)` {location}."
     return "Correct this line."

@@ -52,13 +52,7 @@ class _Loader(yaml.SafeLoader):
             )
         try:
             return super().construct_object(node, deep)
-        except (
-            ArithmeticError,
-            AttributeError,
-            LookupError,
-            TypeError,
-            ValueError,
-        ):  # for example `!!int ten` and `0x_`
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # such as `!!int ten` and `0x_`
             raise _make_yaml_error(f"'{str(node.value)[:MAX_DIGITS]}' is not a valid {kind}", node) from None
 
 
@@ -74,19 +68,9 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def read_yaml(text: str, name: Path | str) -> Any:
-    """Read a text as JSON values. No two values are the same object.
+    """Read a text as JSON values. No two values are the same object. Messages begin with ``name``, that of the source.
 
-    Parameters
-    ----------
-    text
-        YAML text.
-    name
-        Name of the source, with which messages begin.
-
-    Raises
-    ------
-    SettingsError
-        It is not YAML, a key appears twice, or aliases contain themselves or repeat too much.
+    Raises an error if it is not YAML, a key appears twice, or aliases contain themselves or repeat too much.
     """
     try:
         loader = _Loader(text)
@@ -100,7 +84,7 @@ def read_yaml(text: str, name: Path | str) -> Any:
         position = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         raise SettingsError(f"{name}: not valid YAML ({position}{error.problem}).") from None
     except yaml.YAMLError as error:
-        raise SettingsError(f"{name}: not valid YAML ({' '.join(str(error).split())}).") from None
+        raise SettingsError(f"{name}: not valid YAML ({format_error(error)}).") from None
     except RecursionError:
         raise SettingsError(
             f"{name}: lists or mappings are nested too deeply. Use at most {MAX_DEPTH} levels."
@@ -108,31 +92,20 @@ def read_yaml(text: str, name: Path | str) -> Any:
 
 
 def read_generated_yaml(path: Path) -> Any:
-    """Read a file that `fedpipe plan` has written.
-
-    Raises
-    ------
-    ArtifactError
-        The file is missing or damaged.
-    """
+    """Read a file that `fedpipe plan` has written. Raises an error if it is missing or damaged."""
     try:
         return yaml.load(path.read_text(encoding="utf-8"), Loader=_FAST_LOADER)
     except FileNotFoundError:
         raise ArtifactError(f"{path} is missing. Run `fedpipe plan` to write it again.") from None
     except (OSError, ValueError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise ArtifactError(f"{path} is damaged ({reason}). Delete it and run `fedpipe plan`.") from None
+        raise ArtifactError(f"{path} is damaged ({format_error(error)}). Delete it and run `fedpipe plan`.") from None
 
 
 def read_verified_settings(path: Path, name: str, compute_name: Callable[[Any], str]) -> dict[str, Any]:
     """Read a settings file that `fedpipe plan` has written, whose path contains a hash of the settings.
 
-    ``name`` is this part of the path, and ``compute_name`` computes it from the settings.
-
-    Raises
-    ------
-    ArtifactError
-        The file is missing, is not YAML, or differs from its name.
+    ``name`` is this part of the path, and ``compute_name`` computes it from the settings. Raises an error if the file
+    is missing, is not YAML, or differs from its name.
     """
     try:
         settings: dict[str, Any] = read_yaml(path.read_text(), path)

@@ -146,15 +146,11 @@ def test_init_rejects_folder_that_jobs_cannot_import_from(tmp_path: Path) -> Non
     assert not [*tmp_path.iterdir()]
 
 
-def test_update_project_restores_link_of_profile(folder: Path) -> None:
-    (folder / "slurm").unlink()
-    assert project.update_project(folder) == (["slurm"], [])
+def test_update_project_restores_deleted_file_and_link_of_profile(folder: Path) -> None:
+    for name in ("dvc.yaml", "slurm"):
+        (folder / name).unlink()
+        assert project.update_project(folder) == ([name], [])
     assert (folder / "slurm/config.yaml").is_file()
-
-
-def test_update_project_restores_deleted_file(folder: Path) -> None:
-    (folder / "dvc.yaml").unlink()
-    assert project.update_project(folder) == (["dvc.yaml"], [])
 
 
 @pytest.mark.slow

@@ -10,7 +10,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,6 +80,10 @@ class Snakemake:
             output = running.communicate()
         return running.returncode, *output
 
+    def start_segment(self, path: str, is_served: bool = True) -> RunningCommand[str]:
+        """Start a job that a test stops."""
+        return self.call("segment", path, "--stop", str(LONG), is_served=is_served)
+
     def list_processes(self) -> list[int]:
         return list_processes(self.process.pid)
 
@@ -90,11 +96,9 @@ def list_processes(snakemake: int) -> list[int]:
     """List the servers of a snakemake process, and their forks."""
     process_ids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
+        with suppress(OSError):  # the process has just ended
             if f"{job_server.SERVER_CODE}\0{snakemake}\0" in path.read_text(errors="replace"):
                 process_ids.append(int(path.parent.name))
-        except OSError:  # the process has just ended
-            continue
     return sorted(process_ids)
 
 
@@ -125,14 +129,22 @@ def prepare_run(rounds: int, own: bool = False) -> str:
         Path("witness.py").write_text(OWN)
         params |= {"algorithms": {"own": {"algorithm": "witness.Own"}}, "study": {"algorithms": ["own"]}}
     run: str = str(studies.prepare(params).runs[0].path)
+    take_facts()  # those of this process
     return run
+
+
+def take_facts() -> list[dict[str, Any]]:
+    """Read what the custom module has recorded about each process since the last call, and delete it."""
+    paths = [*Path().glob("like-*.json")]
+    facts = [json.loads(path.read_text()) for path in paths]
+    for path in paths:
+        path.unlink()
+    return facts
 
 
 @pytest.mark.slow
 def test_server_job_equals_separate_process(snakemake: Snakemake) -> None:
     path = prepare_run(2, own=True)
-    for like in Path().glob("like-*.json"):  # written by this process
-        like.unlink()
     results = {}
     for threads in ("1", "2"):
         for is_served in (True, False):
@@ -141,14 +153,12 @@ def test_server_job_equals_separate_process(snakemake: Snakemake) -> None:
                 *command, is_served=is_served, OMP_NUM_THREADS=threads, QUOTED="a 'quote' ü\n"
             )
             assert (status, errors) == (0, "")
-            (like,) = Path().glob("like-*.json")
-            facts = json.loads(like.read_text())
+            (facts,) = take_facts()
             made_by = json.loads(Path(path, "joined/0002/times.json").read_text())["made_by"]
             assert (job_server.SERVER_CODE in facts.pop("parent")) == is_served
             for name in (job_server.SNAKEMAKE_PID_VARIABLE, "JE_ARROW_MALLOC_CONF"):
                 facts["environment"].pop(name, None)
             results[threads, is_served] = (facts, output, made_by, studies.hash_results(Path(path)))
-            like.unlink()
             studies.delete_rounds(Path(path))
     for threads in ("1", "2"):
         assert results[threads, True] == results[threads, False]
@@ -163,8 +173,6 @@ def test_server_job_equals_separate_process(snakemake: Snakemake) -> None:
 def test_command_runs_in_its_own_process_if_server_cannot_fork(snakemake: Snakemake, tmp_path: Path) -> None:
     """A limit of processes must not end the server and its other jobs."""
     path = prepare_run(1, own=True)
-    for like in Path().glob("like-*.json"):
-        like.unlink()
     (tmp_path / "limit").mkdir()
     (tmp_path / "limit/sitecustomize.py").write_text(
         "import os\nfrom pathlib import Path\nfork = os.fork\n"
@@ -178,9 +186,8 @@ def test_command_runs_in_its_own_process_if_server_cannot_fork(snakemake: Snakem
             Path("limited").touch()
         python_path = f"{tmp_path / 'limit'}:{studies.ROOT}"
         assert snakemake.run("segment", path, "--stop", "1", PYTHONPATH=python_path)[::2] == (0, "")
-        (like,) = Path().glob("like-*.json")
-        parents.append(job_server.SERVER_CODE in json.loads(like.read_text())["parent"])
-        like.unlink()
+        (facts,) = take_facts()
+        parents.append(job_server.SERVER_CODE in facts["parent"])
         assert not Path("limited").exists()
     assert parents == [False, True]
     assert len(snakemake.list_processes()) == 1, "the server continues"
@@ -212,10 +219,8 @@ def test_server_job_ignores_sigint_only_if_its_command_ignores_it(snakemake: Sna
         script = f"{how} exec {sys.executable} -m fedpipe describe witness.Own > /dev/null"
         with RunningCommand(["bash", "-c", script], env=snakemake.build_environment(), text=True) as running:
             running.wait()
-        facts = [json.loads(like.read_text()) for like in Path().glob("like-*.json")]
-        assert [like["ignored"] for like in facts if like["arguments"][:1] == ["describe"]] == [bool(how)]
-        for written in Path().glob("like-*.json"):
-            written.unlink()
+        commands = [facts for facts in take_facts() if facts["arguments"][:1] == ["describe"]]
+        assert [facts["ignored"] for facts in commands] == [bool(how)]
     assert len(snakemake.list_processes()) == 2
 
 
@@ -278,10 +283,8 @@ print("no end of line", end="")
 def test_command_with_closed_standard_streams_writes_plan(snakemake: Snakemake, is_served: bool) -> None:
     prepare_run(1)
     Path("results/plan.json").unlink()
-    variables = {job_server.SNAKEMAKE_PID_VARIABLE: str(snakemake.process.pid)} if is_served else {}
     command = f"exec {sys.executable} -m fedpipe plan <&- >&- 2>&-"
-    environment = os.environ | {"PYTHONPATH": str(studies.ROOT)} | variables
-    assert subprocess.run(["bash", "-c", command], env=environment).returncode == 0
+    assert subprocess.run(["bash", "-c", command], env=snakemake.build_environment(is_served)).returncode == 0
     assert Path("results/plan.json").is_file()
 
 
@@ -295,20 +298,14 @@ def test_server_job_escapes_letters_that_its_locale_lacks(snakemake: Snakemake) 
 @pytest.mark.slow
 def test_server_job_has_output_errors_and_status_of_separate_process(snakemake: Snakemake) -> None:
     path = prepare_run(2)
-    commands = (
-        ("segmnt", path),
-        ("segment", path),
-        ("segment", "results/runs/none", "--stop", "1"),
-        ("describe", "fedavg"),
-    )
-    for command in commands:
-        assert snakemake.run(*command) == snakemake.run(*command, is_served=False)
+    for command in (f"segmnt {path}", f"segment {path}", "segment results/runs/none --stop 1", "describe fedavg"):
+        assert snakemake.run(*command.split()) == snakemake.run(*command.split(), is_served=False)
     assert len(snakemake.list_processes()) == 1
 
 
 def test_sigterm_reaches_segment_once_and_ends_it_after_round(snakemake: Snakemake) -> None:
     path = prepare_run(LONG)
-    with snakemake.call("segment", path, "--stop", str(LONG)) as running:
+    with snakemake.start_segment(path) as running:
         read_until("round 2 of", running)  # so round 1 is complete
         running.send_signal(signal.SIGTERM)
         output = running.communicate()[0]
@@ -324,7 +321,7 @@ def test_ctrl_c_ends_server_job_like_separate_process(snakemake: Snakemake) -> N
     path = prepare_run(LONG)
     ends = []
     for is_served in (True, False):
-        with snakemake.call("segment", path, "--stop", str(LONG), is_served=is_served) as running:
+        with snakemake.start_segment(path, is_served) as running:
             read_until("round ", running)
             running.send_signal(signal.SIGINT)
             ends.append((running.communicate()[1], running.returncode))
@@ -345,7 +342,7 @@ def has_stopped(process: int) -> bool:
 @pytest.mark.slow
 def test_server_job_stops_and_continues_with_its_command(snakemake: Snakemake) -> None:
     path = prepare_run(LONG)
-    with snakemake.call("segment", path, "--stop", str(LONG)) as running:
+    with snakemake.start_segment(path) as running:
         read_until("round 1 of", running)
         (job,) = set(snakemake.list_processes()) - {min(snakemake.list_processes())}
         running.send_signal(signal.SIGTSTP)
@@ -361,10 +358,10 @@ def test_server_job_stops_and_continues_with_its_command(snakemake: Snakemake) -
 @pytest.mark.slow
 def test_server_job_ends_with_its_command_and_other_jobs_continue(snakemake: Snakemake) -> None:
     path = prepare_run(LONG)
-    with snakemake.call("segment", path, "--stop", str(LONG)) as running:
+    with snakemake.start_segment(path) as running:
         read_until("round 1 of", running)
         (server, job) = snakemake.list_processes()
-        with snakemake.call("segment", path, "--stop", str(LONG)) as other:
+        with snakemake.start_segment(path) as other:
             read_until("rounds are complete", other)
             running.kill()
             wait_for_end([job])
@@ -380,7 +377,7 @@ def test_server_job_ends_with_its_command_and_other_jobs_continue(snakemake: Sna
 @pytest.mark.slow
 def test_servers_jobs_and_commands_end_with_snakemake(snakemake: Snakemake) -> None:
     path = prepare_run(LONG)
-    with snakemake.call("segment", path, "--stop", str(LONG)) as running:
+    with snakemake.start_segment(path) as running:
         read_until("round 1 of", running)
         before = snakemake.list_processes()
         assert len(before) == 2
@@ -392,7 +389,7 @@ def test_servers_jobs_and_commands_end_with_snakemake(snakemake: Snakemake) -> N
         "sockets are left behind"
     )
     complete = RunFiles(Path(path)).list_complete_rounds()
-    with snakemake.call("segment", path, "--stop", str(LONG)) as orphan:  # runs its command without a server
+    with snakemake.start_segment(path) as orphan:  # runs its command without a server
         read_until(f"{complete[-1]} of {LONG} rounds are complete", orphan)
         assert not snakemake.list_processes()
         orphan.kill()
@@ -402,7 +399,7 @@ def test_servers_jobs_and_commands_end_with_snakemake(snakemake: Snakemake) -> N
 @pytest.mark.slow
 def test_killed_server_ends_its_jobs_and_next_command_starts_new_server(snakemake: Snakemake) -> None:
     path = prepare_run(LONG)
-    with snakemake.call("segment", path, "--stop", str(LONG)) as running:
+    with snakemake.start_segment(path) as running:
         read_until("round 1 of", running)
         (server, job) = snakemake.list_processes()
         os.kill(server, signal.SIGKILL)
@@ -444,13 +441,8 @@ def test_server_job_prints_import_error_of_separate_process(snakemake: Snakemake
 
 def test_waiting_command_imports_few_modules() -> None:
     code = "import sys, fedpipe.__main__, fedpipe.cli.job_server; print(*sorted(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(studies.ROOT)!r}); {code}"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    modules = done.stdout.split()
+    script = f"import sys; sys.path.insert(0, {str(studies.ROOT)!r}); {code}"
+    modules = subprocess.check_output([sys.executable, "-I", "-S", "-c", script], text=True).split()
     assert "fedpipe.cli.job_server" in modules
     assert not {"torch", "numpy", "typer", "pydantic", "pathlib", "subprocess", "fedpipe.cli.app"} & set(modules)
     assert len(modules) < 90

@@ -14,13 +14,6 @@ from fedpipe.core.errors import SettingsError
 from tests import small_studies as studies
 
 
-def run(folder: Path, *module: str) -> str:
-    """Run `python -m MODULE` in a folder, so that the folder's fedpipe is imported. Return the output."""
-    process = subprocess.run([sys.executable, "-m", *module], cwd=folder, capture_output=True, text=True)
-    assert process.returncode == 0, process.stdout + process.stderr
-    return process.stdout
-
-
 @pytest.mark.slow
 def test_contract_tests_fail_for_algorithm_without_test_file(tmp_path: Path) -> None:
     """The failed tests print what is missing. No test is skipped."""
@@ -28,18 +21,9 @@ def test_contract_tests_fail_for_algorithm_without_test_file(tmp_path: Path) -> 
     text = (clone / "fedpipe/algorithms/fedavg.py").read_text().replace("class FedAvg", "class Fake")
     (clone / "fedpipe/algorithms/fake.py").write_text(text)
     chosen = "fake and (names or traffic or centralized)"
-    tests = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "tests/algorithms/test_contract.py",
-        "-k",
-        chosen,
-    ]
-    process = subprocess.run(tests, cwd=clone, capture_output=True, text=True)
+    options = ["-q", "-p", "no:cacheprovider", "tests/algorithms/test_contract.py", "-k", chosen]
+    command = [sys.executable, "-m", "pytest", *options]
+    process = subprocess.run(command, cwd=clone, capture_output=True, text=True)
     assert process.returncode == 1, process.stdout + process.stderr
     assert "tests/algorithms/test_fake.py: EXPECTED is missing." in process.stdout
     assert "5 failed" in process.stdout
@@ -50,7 +34,9 @@ def test_contract_tests_fail_for_algorithm_without_test_file(tmp_path: Path) -> 
         "from tests.algorithms.expected import Expected\n\n"
         "EXPECTED = Expected(traffic=[({}, lambda n: (n.all, n.all))], centralized={})\n"
     )
-    assert "5 passed" in run(clone, *tests[2:])
+    process = subprocess.run(command, cwd=clone, capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "5 passed" in process.stdout
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,7 @@ import pyarrow as pa
 import pytest
 
 from fedpipe.core.errors import ArtifactError
-from fedpipe.core.storage import archive, layout, packing
-from fedpipe.core.storage import files as storage_files
+from fedpipe.core.storage import archive, files, layout, packing
 from fedpipe.core.storage.archive import PackError
 from fedpipe.core.storage.layout import RoundFiles, RunFiles
 from tests import small_studies as studies
@@ -27,64 +26,58 @@ from tests import small_studies as studies
 @pytest.fixture
 def run(tmp_path: Path) -> RunFiles:
     """Write two rounds of three files each. The second also has a tensor file."""
-    files = RunFiles(tmp_path / "run")
+    run = RunFiles(tmp_path / "run")
     for number in (0, 1):
-        storage_files.write_json(files.get_round_files(number).marker, {"round": number})
-        storage_files.write_json(files.get_round_files(number).times, {"train": number})
-        storage_files.write_parquet(files.get_round_files(number).metrics, pa.table({"round": [number]}))
-    storage_files.write_bytes(files.get_round_files(1).server_state, b"tensors")
-    return files
+        round_files = run.get_round_files(number)
+        files.write_json(round_files.marker, {"round": number})
+        files.write_json(round_files.times, {"train": number})
+        files.write_parquet(round_files.metrics, pa.table({"round": [number]}))
+    files.write_bytes(run.get_round_files(1).server_state, b"tensors")
+    return run
 
 
 def list_small_files(run: RunFiles) -> list[Path]:
-    return [
-        path for number in (0, 1) for path in (run.get_round_files(number).marker, run.get_round_files(number).metrics)
-    ]
+    rounds = map(run.get_round_files, (0, 1))
+    return [path for round_files in rounds for path in (round_files.marker, round_files.metrics)]
+
+
+def read_contents(folder: Path) -> dict[Path, bytes]:
+    """Read all files of a folder."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_pack_that_grows_while_it_is_opened_is_intact(run: RunFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another node may replace the pack, while this one still has the old size in its cache (NFS)."""
     pack_path = archive.get_pack_path(run.rounds_folder)
-    storage_files.write_bytes(pack_path, archive.build_pack({"0000/round.json": b"{}"}))
+    files.write_bytes(pack_path, archive.build_pack({"0000/round.json": b"{}"}))
     old_stat = pack_path.stat()
-    storage_files.write_bytes(
-        pack_path, archive.build_pack({"0000/round.json": b"{}", "0001/metrics.parquet": bytes(9999)})
-    )
+    files.write_bytes(pack_path, archive.build_pack({"0000/round.json": b"{}", "0001/metrics.parquet": bytes(9999)}))
     monkeypatch.setattr(Path, "stat", lambda path: old_stat)
     assert archive.list_pack_members(pack_path) == ["0000/round.json", "0001/metrics.parquet"]
 
 
 def test_packed_files_are_read_by_original_paths(run: RunFiles) -> None:
-    hashes = {path: storage_files.compute_file_sha256(path) for path in list_small_files(run)}
+    first_round, second_round = run.get_round_files(0), run.get_round_files(1)
+    hashes = {path: files.compute_file_sha256(path) for path in list_small_files(run)}
     packing.pack_folder(run.rounds_folder)
-    assert [path for path in run.path.rglob("*") if path.is_file()] == [
-        run.path / "rounds.zip",
-        run.get_round_files(1).server_state,
-    ]
-    assert not run.get_round_files(0).path.exists(), "packing deletes empty folders"
-    assert {path: storage_files.compute_file_sha256(path) for path in list_small_files(run)} == hashes
+    assert [*read_contents(run.path)] == [run.path / "rounds.zip", second_round.server_state]
+    assert not first_round.path.exists(), "packing deletes empty folders"
+    assert {path: files.compute_file_sha256(path) for path in list_small_files(run)} == hashes
     for path, sha256 in hashes.items():
-        assert storage_files.is_stored(path)
-        assert storage_files.is_intact(path, sha256)
-        assert not storage_files.is_intact(path, "0")
-    assert storage_files.read_json(run.get_round_files(1).marker, hashes[run.get_round_files(1).marker]) == {"round": 1}
-    assert storage_files.read_parquet(
-        run.get_round_files(1).metrics, hashes[run.get_round_files(1).metrics]
-    ).to_pydict() == {"round": [1]}
+        assert files.is_stored(path)
+        assert files.is_intact(path, sha256)
+        assert not files.is_intact(path, "0")
+    assert files.read_json(second_round.marker, hashes[second_round.marker]) == {"round": 1}
+    assert files.read_parquet(second_round.metrics, hashes[second_round.metrics]).to_pydict() == {"round": [1]}
     assert run.list_complete_rounds() == [0, 1]
-    assert not storage_files.is_stored(run.get_round_files(0).server_state)
-    assert not storage_files.is_intact(run.get_round_files(0).server_state, "0")
-    assert (
-        storage_files.format_display_path(run.get_round_files(1).metrics)
-        == f"{run.path}/rounds.zip/0001/metrics.parquet"
-    )
-    assert storage_files.format_display_path(run.get_round_files(0).server_state) == str(
-        run.get_round_files(0).server_state
-    )
+    assert not files.is_stored(first_round.server_state)
+    assert not files.is_intact(first_round.server_state, "0")
+    assert files.format_display_path(second_round.metrics) == f"{run.path}/rounds.zip/0001/metrics.parquet"
+    assert files.format_display_path(first_round.server_state) == str(first_round.server_state)
     with pytest.raises(ArtifactError, match=r"rounds/0002/round\.json is missing"):
-        storage_files.read_json(run.get_round_files(2).marker)
+        files.read_json(run.get_round_files(2).marker)
     with pytest.raises(ArtifactError, match=r"rounds\.zip is damaged: the SHA-256 of 0001/round\.json "):
-        storage_files.read_json(run.get_round_files(1).marker, "0" * 64)
+        files.read_json(second_round.marker, "0" * 64)
 
 
 def test_pack_bytes_depend_only_on_names_and_contents(run: RunFiles, tmp_path: Path) -> None:
@@ -112,13 +105,13 @@ def test_unpacked_files_have_modification_time_of_pack(run: RunFiles) -> None:
 
 def test_loose_files_override_packed_files(run: RunFiles) -> None:
     packing.pack_folder(run.rounds_folder)
-    storage_files.write_json(run.get_round_files(1).times, {"train": 7})
-    storage_files.write_json(run.get_round_files(2).marker, {"round": 2})
-    assert storage_files.read_json(run.get_round_files(1).times) == {"train": 7}
+    files.write_json(run.get_round_files(1).times, {"train": 7})
+    files.write_json(run.get_round_files(2).marker, {"round": 2})
+    assert files.read_json(run.get_round_files(1).times) == {"train": 7}
     assert run.list_complete_rounds() == [0, 1, 2]
     packing.pack_folder(run.rounds_folder)
-    assert storage_files.read_json(run.get_round_files(1).times) == {"train": 7}
-    assert storage_files.read_json(run.get_round_files(0).times) == {"train": 0}
+    assert files.read_json(run.get_round_files(1).times) == {"train": 7}
+    assert files.read_json(run.get_round_files(0).times) == {"train": 0}
     assert run.list_complete_rounds() == [0, 1, 2]
 
 
@@ -138,8 +131,8 @@ def test_write_survives_cleanup_by_other_process(run: RunFiles, name: str, monke
         return original(*args, **kwargs)
 
     monkeypatch.setattr(module, step, disturb_write)
-    storage_files.write_json(run.get_round_files(2).marker, {"round": 2})
-    assert storage_files.read_json(run.get_round_files(2).marker) == {"round": 2}
+    files.write_json(run.get_round_files(2).marker, {"round": 2})
+    assert files.read_json(run.get_round_files(2).marker) == {"round": 2}
     assert not list(run.path.rglob("*.tmp"))
 
 
@@ -150,18 +143,18 @@ def test_damaged_pack_member_raises_until_rewritten(run: RunFiles) -> None:
     data[data.index(member) + 10] ^= 1
     pack.write_bytes(data)
     with pytest.raises(ArtifactError, match=r"rounds\.zip can't be read \(0001/metrics\.parquet: Bad CRC-32"):
-        storage_files.read_parquet(run.get_round_files(1).metrics)
-    assert not storage_files.is_intact(run.get_round_files(1).metrics, "0")
-    assert storage_files.read_parquet(run.get_round_files(0).metrics).to_pydict() == {"round": [0]}
-    storage_files.write_json(run.get_round_files(2).marker, {"round": 2})
+        files.read_parquet(run.get_round_files(1).metrics)
+    assert not files.is_intact(run.get_round_files(1).metrics, "0")
+    assert files.read_parquet(run.get_round_files(0).metrics).to_pydict() == {"round": [0]}
+    files.write_json(run.get_round_files(2).marker, {"round": 2})
     for step in (packing.pack_folder, packing.unpack_folder):
         with pytest.raises(PackError, match=r"rounds\.zip is damaged \(Bad CRC-32 for file '0001/metrics\.parquet'\)"):
             step(run.rounds_folder)
         assert pack.read_bytes() == data
         assert run.get_round_files(2).marker.exists(), "a failed step keeps the loose file"
-    storage_files.write_parquet(run.get_round_files(1).metrics, pa.table({"round": [1]}))
+    files.write_parquet(run.get_round_files(1).metrics, pa.table({"round": [1]}))
     packing.pack_folder(run.rounds_folder)
-    assert storage_files.read_parquet(run.get_round_files(1).metrics).to_pydict() == {"round": [1]}
+    assert files.read_parquet(run.get_round_files(1).metrics).to_pydict() == {"round": [1]}
     assert run.list_complete_rounds() == [0, 1, 2]
 
 
@@ -223,18 +216,18 @@ HOSTILE = {
 def test_hostile_pack_is_rejected(run: RunFiles, kind: str, tmp_path: Path) -> None:
     """Every operation raises an error and writes nothing."""
     archive.get_pack_path(run.rounds_folder).write_bytes(HOSTILE[kind]())
-    contents = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    contents = read_contents(tmp_path)
     for step in (
         lambda: packing.unpack_folder(run.rounds_folder),
         lambda: packing.pack_folder(run.rounds_folder),
-        lambda: storage_files.read_json(run.get_round_files(5).marker),
-        lambda: storage_files.is_stored(run.get_round_files(5).marker),
-        lambda: storage_files.is_intact(run.get_round_files(5).marker, "0"),
+        lambda: files.read_json(run.get_round_files(5).marker),
+        lambda: files.is_stored(run.get_round_files(5).marker),
+        lambda: files.is_intact(run.get_round_files(5).marker, "0"),
         run.list_complete_rounds,
     ):
         with pytest.raises(PackError, match=r"run/rounds\.zip is damaged .+Delete it and .*run/segments"):
             step()
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == contents
+    assert read_contents(tmp_path) == contents
     assert not Path(tempfile.gettempdir(), "PWNED").exists()
 
 
@@ -256,7 +249,7 @@ def test_pack_that_is_a_folder_is_rejected(run: RunFiles) -> None:
 def test_pack_contains_all_round_files_except_tensors(run: RunFiles) -> None:
     names = {name for name, entry in vars(RoundFiles).items() if isinstance(entry, layout.FolderEntry)}
     paths = [getattr(run.get_round_files(3), name) for name in names]
-    assert {path.name for path in paths if not archive.is_packable(path)} == set(storage_files.TENSOR_FILES)
+    assert {path.name for path in paths if not archive.is_packable(path)} == set(files.TENSOR_FILES)
     note = run.get_round_files(1).path / "note.json"
     note.write_text("{}")
     packing.pack_folder(run.rounds_folder)
@@ -268,21 +261,21 @@ def test_pack_contains_all_round_files_except_tensors(run: RunFiles) -> None:
     "name", ["../../../secret.json", "/etc/passwd", "other.pt", "0001/round.json", "../../x/0001/round.json", ""]
 )
 def test_round_record_rejects_files_of_other_folders(run: RunFiles, name: str) -> None:
-    files = run.get_round_files(1)
-    storage_files.write_json(files.marker, {"sha256": {"server.pt": "0", name: "0"}})
+    round_files = run.get_round_files(1)
+    files.write_json(round_files.marker, {"sha256": {"server.pt": "0", name: "0"}})
     with pytest.raises(ArtifactError, match=rf"0001/round\.json can't be read \('{re.escape(name)}' is not a file"):
-        layout.read_round_hashes(files, files.marker)
+        layout.read_round_hashes(round_files, round_files.marker)
     for record in ([], {}, {"sha256": []}, {"sha256": {"server.pt": 1}}):
-        storage_files.write_json(files.marker, record)
+        files.write_json(round_files.marker, record)
         with pytest.raises(ArtifactError, match=r"0001/round\.json can't be read \((the SHA-256|'server\.pt')"):
-            layout.read_round_hashes(files, files.marker)
+            layout.read_round_hashes(round_files, round_files.marker)
 
 
 def test_record_without_checksum_of_file_is_rejected(tmp_path: Path) -> None:
     for record in ({}, [], {"other.parquet": "0"}):
-        storage_files.write_json(tmp_path / "joined.json", record)
+        files.write_json(tmp_path / "joined.json", record)
         with pytest.raises(ArtifactError, match=r"joined\.json does not record the SHA-256 of metrics\.parquet"):
-            storage_files.read_recorded_sha256(tmp_path / "metrics.parquet", "joined.json")
+            files.read_recorded_sha256(tmp_path / "metrics.parquet", "joined.json")
 
 
 WRITER = """
@@ -309,7 +302,7 @@ def test_two_processes_pack_one_run_without_losing_files(in_empty_folder: Path) 
     assert [process.wait() for process in processes] == [0, 0]
     run = RunFiles(Path("run"))
     assert run.list_complete_rounds() == list(range(60))
-    assert [storage_files.read_json(run.get_round_files(number).times) for number in range(60)] == [
+    assert [files.read_json(run.get_round_files(number).times) for number in range(60)] == [
         {"train": n} for n in range(60)
     ]
     packing.pack_folder(run.rounds_folder)
@@ -320,16 +313,16 @@ def test_two_processes_pack_one_run_without_losing_files(in_empty_folder: Path) 
 def test_file_rewritten_during_packing_stays_loose(run: RunFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     path, original = run.get_round_files(1).times, archive.build_pack
 
-    def rewrite_and_build(files: Any) -> bytes:
+    def rewrite_and_build(members: Any) -> bytes:
         if path.exists():
-            path.write_bytes(storage_files.encode_json({"train": 7}))
-        return original(files)
+            path.write_bytes(files.encode_json({"train": 7}))
+        return original(members)
 
     monkeypatch.setattr(archive, "build_pack", rewrite_and_build)
     packing.pack_folder(run.rounds_folder)
     assert path.exists()
-    assert storage_files.read_json(path) == {"train": 7}
+    assert files.read_json(path) == {"train": 7}
     monkeypatch.undo()
     packing.pack_folder(run.rounds_folder)
-    assert storage_files.read_json(path) == {"train": 7}
+    assert files.read_json(path) == {"train": 7}
     assert not path.exists()

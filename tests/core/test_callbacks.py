@@ -55,10 +55,6 @@ class Changing(Callback):
     def end_round(self, run, round_number, accuracies):
         accuracies.clear()
 
-class Former(Callback):
-    def round(self, run, number, accuracies):
-        pass
-
 class Broken(Callback):
     def __init__(self):
         raise OSError("no such board")
@@ -107,17 +103,15 @@ def read_diary() -> list[Any]:
 
 def run_segment(plan: planner.NewPlan, stop: int) -> str:
     """Run a job with the command of the Snakefile's rule. Return its output."""
-    (run,) = plan.runs
     names = " ".join(plan.execution.callbacks)
-    return run_command("segment", str(run.path), "--stop", str(stop), "--callbacks", names)
+    return run_command("segment", str(plan.runs[0].path), "--stop", str(stop), "--callbacks", names)
 
 
 def compute_accuracies(plan: planner.NewPlan) -> dict[int, dict[str, float]]:
     """Compute the accuracies by round and protocol from the run's files."""
     accuracies: dict[int, dict[str, float]] = {}
-    (run,) = plan.runs
     for number in range(1, ROUNDS + 1):
-        table = files.read_parquet(run.files.get_round_files(number).metrics).to_pandas()
+        table = files.read_parquet(plan.runs[0].files.get_round_files(number).metrics).to_pandas()
         sums = table.groupby("protocol")[["correct", "total"]].sum()
         accuracies[number] = dict(sums["correct"] / sums["total"])
     return accuracies
@@ -128,8 +122,7 @@ def test_callback_receives_every_round_of_resumed_run(folder: Path) -> None:
     assert Plan.read(plan.study_files.plan).execution.callbacks == ("own.Diary",)
     run_segment(plan, 2)
     run_segment(plan, ROUNDS)
-    (run,) = plan.runs
-    name = f"fedavg-seed0-{run.key}"
+    name = f"fedavg-seed0-{plan.runs[0].key}"
     accuracies = compute_accuracies(plan)
     assert read_diary() == [
         ["begin", name, 2, 0],
@@ -282,9 +275,8 @@ def test_dvclive_logs_accuracies_of_each_round(folder: Path, monkeypatch: pytest
         subprocess.run(["git", *author, "commit", "-q", "--allow-empty", "-m", "it has a commit"], check=True)
     plan = studies.prepare(study("dvclive"))
     assert "continues without it" not in run_segment(plan, 2) + run_segment(plan, ROUNDS)
-    (run,) = plan.runs
     curves = {}
-    for path in Path(f"dvclive/fedavg-seed0-{run.key}/plots/metrics/accuracy").glob("*.tsv"):
+    for path in Path(f"dvclive/fedavg-seed0-{plan.runs[0].key}/plots/metrics/accuracy").glob("*.tsv"):
         head, *rows = [line.split("\t") for line in path.read_text().splitlines()]
         assert head == ["step", path.stem]
         curves[path.stem] = {int(step): float(accuracy) for step, accuracy in rows}

@@ -73,12 +73,16 @@ FILES = {
 
 @pytest.fixture
 def digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
-    """Compute the digest of a class of ``own.py`` after edits (file, old, new) of custom modules."""
+    """Compute the digest of ``own.Method`` after edits (file, old, new) of custom modules."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     modules = ("own", "helper", "pack", "other")
 
-    def digest_edited(*edits: tuple[str, str, str], name: str = "Method") -> str:
+    def forget_modules() -> None:
+        for module in [name for name in sys.modules if name.partition(".")[0] in modules]:
+            del sys.modules[module]
+
+    def digest_edited(*edits: tuple[str, str, str]) -> str:
         for file, text in FILES.items():
             for edited, old, new in edits:
                 if edited == file:
@@ -89,16 +93,14 @@ def digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         for edited, _, new in edits:
             if edited not in FILES:
                 (tmp_path / edited).write_text(new)
-        for module in [name for name in sys.modules if name.partition(".")[0] in modules]:
-            del sys.modules[module]
+        forget_modules()
         shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
         importlib.invalidate_caches()
         code_digest.compute_code_digest.cache_clear()
-        return code_digest.compute_code_digest(getattr(importlib.import_module("own"), name)).text
+        return code_digest.compute_code_digest(importlib.import_module("own").Method).text
 
     yield digest_edited
-    for module in [name for name in sys.modules if name.partition(".")[0] in modules]:
-        del sys.modules[module]
+    forget_modules()
 
 
 @pytest.mark.parametrize(
@@ -216,18 +218,15 @@ def test_code_digest_rejects_class_without_source() -> None:
 
 
 def test_code_digest_follows_components_but_not_shared_code() -> None:
-    from fedpipe.algorithms.fedbabu import FedBABU
-    from fedpipe.algorithms.feddw import FedDW
-    from fedpipe.models.cnn4 import CNN4
-
-    assert {path.name for path in code_digest.compute_code_digest(FedBABU).files} == {
-        "fedbabu.py",
-        "partial_sharing.py",
+    expected_files = {
+        "fedbabu": {"fedbabu.py", "partial_sharing.py"},
+        "feddw": {"feddw.py", "soft_labels.py", "class_means.py"},
+        "cnn4": {"cnn4.py", "blocks.py"},
     }
-    assert {path.name for path in code_digest.compute_code_digest(FedDW).files} == {
-        *("feddw.py", "soft_labels.py", "class_means.py")
-    }
-    assert {path.name for path in code_digest.compute_code_digest(CNN4).files} == {"cnn4.py", "blocks.py"}
+    for name, files in expected_files.items():
+        kind = component.MODEL if name == "cnn4" else component.ALGORITHM
+        digest = code_digest.compute_code_digest(registry.find_component(kind, name))
+        assert {path.name for path in digest.files} == files
 
 
 def test_code_digest_of_method_with_dw_covers_dw_module() -> None:
@@ -282,7 +281,7 @@ def test_shared_code_digest_changes_only_with_numeric_code(tmp_path: Path) -> No
     edits = [part for edit in (*NUMBER_EDITS, *OTHER_EDITS) for part in edit]
     command = [sys.executable, "-B", "-c", EDITING, *edits]
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    process = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    process = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
     current, *edited = process.stdout.split()
     assert current == code_digest.compute_shared_code_digest()
@@ -290,7 +289,9 @@ def test_shared_code_digest_changes_only_with_numeric_code(tmp_path: Path) -> No
     assert edited[len(NUMBER_EDITS) :] == [current] * len(OTHER_EDITS)
 
 
-DIGEST = "from fedpipe.core.components import code_digest\nprint(code_digest.compute_shared_code_digest())"
+PRINT_SHARED_DIGEST = (
+    "from fedpipe.core.components import code_digest\nprint(code_digest.compute_shared_code_digest(), end='')"
+)
 
 
 def copy_package(folder: Path) -> dict[str, str]:
@@ -301,29 +302,34 @@ def copy_package(folder: Path) -> dict[str, str]:
     return environment | {"PYTHONPATH": str(folder)}
 
 
+def run_script(
+    folder: Path, environment: dict[str, str], *options: str, script: str = PRINT_SHARED_DIGEST
+) -> subprocess.CompletedProcess[str]:
+    """Run a script that prints the digest of a copy's shared code."""
+    command = [sys.executable, *options, "-c", script]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+
 @pytest.mark.slow
 def test_stored_digest_of_shared_code_is_used_until_a_file_changes(tmp_path: Path) -> None:
     """The file is in ``__pycache__``. Without bytecode, nothing is written."""
     environment = copy_package(tmp_path)
 
     def compute_digest(*options: str) -> str:
-        command = [sys.executable, *options, "-c", DIGEST]
-        return subprocess.run(
-            command, cwd=tmp_path, env=environment, check=True, stdout=subprocess.PIPE, text=True
-        ).stdout
+        return run_script(tmp_path, environment, *options).stdout
 
     digest = compute_digest("-B")
-    assert digest.strip() == code_digest.compute_shared_code_digest()
+    assert digest == code_digest.compute_shared_code_digest()
     assert not [*tmp_path.rglob("__pycache__")]
     assert compute_digest() == digest
     (stored,) = tmp_path.rglob("__pycache__/*.txt")
     package, _ = stored.read_text().split()
     stored.write_text(f"{package} 123456789abc\n")
-    assert compute_digest() == "123456789abc\n", "the digest is read from the file"
+    assert compute_digest() == "123456789abc", "the digest is read from the file"
     for damaged in ("", package, f"{package[1:]} 123456789abc"):
         stored.write_text(damaged)
         assert compute_digest() == digest
-    assert stored.read_text() == f"{package} {digest}", "a damaged file is written again"
+    assert stored.read_text() == f"{package} {digest}\n", "a damaged file is written again"
     (tmp_path / "linked").mkdir()
     (tmp_path / "linked/fedpipe").symlink_to(tmp_path / "fedpipe")
     environment["PYTHONPATH"] = str(tmp_path / "linked")
@@ -346,9 +352,8 @@ def test_stored_digest_rejects_stale_bytecode_and_needs_no_folder(tmp_path: Path
     environment = copy_package(tmp_path)
 
     def compute_digest() -> tuple[str, str]:
-        command = [sys.executable, "-c", DIGEST]
-        process = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-        return process.stdout.strip(), process.stderr
+        process = run_script(tmp_path, environment)
+        return process.stdout, process.stderr
 
     digest = code_digest.compute_shared_code_digest()
     assert compute_digest() == (digest, "")
@@ -391,9 +396,8 @@ else:
     code_digest.compute_shared_digest_and_files = edit_during_walk
 print(code_digest.compute_shared_code_digest())
 """
-    process = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, env=environment, check=True, stdout=subprocess.PIPE, text=True
-    )
+    process = run_script(tmp_path, environment, script=script)
+    assert process.returncode == 0, process.stderr
     assert process.stdout.strip() != code_digest.compute_shared_code_digest()
     assert [*tmp_path.rglob("__pycache__/*.pyc")]
     assert not [*tmp_path.rglob("__pycache__/*.txt")]
@@ -401,13 +405,11 @@ print(code_digest.compute_shared_code_digest())
 
 def test_shared_code_covers_modules_that_jobs_import() -> None:
     """Only modules of the engine that do not train are missing."""
-    modules = {
-        path.relative_to(ROOT / "fedpipe").with_suffix("").as_posix()
-        for path in code_digest.compute_shared_digest_and_files().files
-    }
-    engine = {
-        path.relative_to(ROOT / "fedpipe").with_suffix("").as_posix() for path in ROOT.glob("fedpipe/engine/**/*.py")
-    }
+    paths = code_digest.compute_shared_digest_and_files().files
+    modules, engine = (
+        {path.relative_to(ROOT / "fedpipe").with_suffix("").as_posix() for path in files}
+        for files in (paths, ROOT.glob("fedpipe/engine/**/*.py"))
+    )
     others = {name for name in engine - modules if not name.startswith("engine/diagnostics/")}
     assert others == {"engine/collect", "engine/interrupts"}
     packages = {name.partition("/")[0] for name in modules}
@@ -450,10 +452,8 @@ PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 
 def find_pythons() -> dict[str, str]:
     """Find the interpreters of this machine that fedpipe supports, by version."""
-    paths = [shutil.which(f"python3.{minor}") for minor in (11, 12, 13, 14)]
-    paths += [
-        str(path) for path in Path(os.environ.get("PYENV_ROOT", "/nowhere")).glob("versions/3.1[1234].*/bin/python")
-    ]
+    paths = [shutil.which(f"python{version}") for version in PYTHONS]
+    paths += map(str, Path(os.environ.get("PYENV_ROOT", "/nowhere")).glob("versions/3.1[1234].*/bin/python"))
     pythons = {f"{sys.version_info[0]}.{sys.version_info[1]}": sys.executable}
     for path in filter(None, paths):
         command = [path, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]

@@ -1,6 +1,7 @@
 """Code digests of users' modules for each way to use other code, from code_forms.yaml."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from tests.docs.page_blocks import ROOT
 FORMS = yaml.safe_load(Path(__file__).with_name("code_forms.yaml").read_text())
 PRINT_DIGEST = """
 import json, sys
-sys.path[:0] = [".", sys.argv[1]]
+sys.path.insert(0, ".")
 import own
 from fedpipe.core.components import code_digest as code
 print(json.dumps([repr(own.M().f()), code.compute_code_digest(own.M).text]))
@@ -21,7 +22,7 @@ print(json.dumps([repr(own.M().f()), code.compute_code_digest(own.M).text]))
 
 PRINT_TWO_DIGESTS = """
 import sys
-sys.path[:0] = [".", sys.argv[1], sys.argv[2]]
+sys.path[:0] = [".", "site-packages"]
 import mylab, own
 from fedpipe.core.components import code_digest as code
 first_digest = code.compute_code_digest(own.M).text
@@ -31,12 +32,27 @@ print(first_digest, code.compute_code_digest(own.M).text)
 """
 
 
+def run_script(script: str, folder: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run a script in a new process that imports fedpipe from the clone."""
+    command, environment = [sys.executable, "-B", "-P", "-c", script], os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=check)
+
+
 def run_method(folder: Path) -> list[str]:
     """Return the result of ``own.M().f()`` and the digest of ``own.M`` from a new process."""
-    command = [sys.executable, "-B", "-P", "-c", PRINT_DIGEST, str(ROOT)]
-    process = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
-    output: list[str] = json.loads(process.stdout)
+    output: list[str] = json.loads(run_script(PRINT_DIGEST, folder).stdout)
     return output
+
+
+def compose_files(form: dict[str, str]) -> dict[str, str]:
+    """Compose the text of each file of a form. The class that returns its `result` is at the end of own.py."""
+    method = f"class M:\n    def f(self): return {form['result']}\n" if "result" in form else ""
+    files = {"own.py": ""} | form
+    return {
+        name: f"{text}\n{method}" if name.endswith("own.py") else text
+        for name, text in files.items()
+        if name != "result"
+    }
 
 
 def write_files(folder: Path, texts: dict[str, str]) -> None:
@@ -47,8 +63,9 @@ def write_files(folder: Path, texts: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=[name.replace(" ", "-") for name in FORMS])
 def test_edit_that_changes_result_changes_code_digest(form: dict[str, str], tmp_path: Path) -> None:
-    texts = {name: text for name, text in form.items() if not name.startswith("edited ")}
-    edits = {name.removeprefix("edited "): text for name, text in form.items() if name.startswith("edited ")}
+    files = compose_files(form)
+    texts = {name: text for name, text in files.items() if not name.startswith("edited ")}
+    edits = {name.removeprefix("edited "): text for name, text in files.items() if name.startswith("edited ")}
     edits = edits or {name: text.replace("7", "8") for name, text in texts.items() if "7" in text}
     assert len(edits) == 1
     write_files(tmp_path, texts)
@@ -72,9 +89,7 @@ def test_code_digest_does_not_depend_on_earlier_digests(tmp_path: Path) -> None:
     site_packages.mkdir()
     (site_packages / "mylab.py").write_text("class Algo:\n    rate = 0.1\n\ndef helper(): return 3\n")
     (tmp_path / "own.py").write_text("import mylab\nclass M:\n    def f(self): return mylab.helper()\n")
-    command = [sys.executable, "-B", "-P", "-c", PRINT_TWO_DIGESTS, str(ROOT), str(site_packages)]
-    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    first_digest, second_digest = process.stdout.split()
+    first_digest, second_digest = run_script(PRINT_TWO_DIGESTS, tmp_path).stdout.split()
     assert first_digest == second_digest
 
 
@@ -82,7 +97,6 @@ def test_code_digest_rejects_import_of_invalid_python(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("class M:\n    def f(self):\n        import bad\n        return bad.V\n")
     (tmp_path / "bad.py").write_text("V = (\n")
     script = PRINT_DIGEST.replace("repr(own.M().f())", "''")
-    command = [sys.executable, "-B", "-P", "-c", script, str(ROOT)]
-    last_line = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stderr.splitlines()[-1]
+    last_line = run_script(script, tmp_path, check=False).stderr.splitlines()[-1]
     assert "SettingsError" in last_line
     assert "bad.py can't be read as Python ('(' was never closed" in last_line

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from typer.main import get_group
 
 from fedpipe.cli.app import app
-from fedpipe.cli.docs import commands, pages
+from fedpipe.cli.docs import pages
 from fedpipe.core.components import component, registry
 from fedpipe.core.components.component import PARTITION, Component
 from fedpipe.core.errors import SettingsError
@@ -93,7 +93,7 @@ def test_settings_page_marks_required_keys_and_names_default_components() -> Non
 
 def test_commands_page_is_up_to_date_and_has_every_option() -> None:
     page = (ROOT / "docs/cli.md").read_text()
-    assert page == commands.render_commands_page(), "type `make docs`"
+    assert page == pages.render_commands_page(), "type `make docs`"
     group = get_group(app)
     for name, command in group.commands.items():
         section = page.partition(f"### `fedpipe {name}`\n")[2].partition("\n#")[0]

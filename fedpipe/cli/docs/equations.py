@@ -4,36 +4,15 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections import deque
 from html.entities import html5
 
 #: Symbols that HTML names otherwise or does not have, and functions whose names mean symbols in HTML.
 SYMBOLS = {
-    "to": "→",
-    "sum": "Σ",
-    "prod": "Π",
-    "sim": "~",
-    "cdot": "·",
-    "infty": "∞",
-    "jmath": "j",
-    "ldots": "…",
-    "dots": "…",
-    "lVert": "‖",
-    "rVert": "‖",
-    "lvert": "|",
-    "rvert": "|",
-    "mid": "|",
-    "sup": "sup",
-    "Pr": "Pr",
-    "quad": "  ",
-    "qquad": "    ",
-    "{": "{",
-    "}": "}",
-    "\\": "\n",
-    ",": " ",
-    ";": " ",
-    ":": " ",
-    " ": " ",
-    "!": "",
+    **{"to": "→", "sum": "Σ", "prod": "Π", "sim": "~", "cdot": "·", "infty": "∞", "ldots": "…", "dots": "…"},
+    **{"lVert": "‖", "rVert": "‖", "lvert": "|", "rvert": "|", "mid": "|", "{": "{", "}": "}"},
+    **{"jmath": "j", "sup": "sup", "Pr": "Pr"},
+    **{"quad": "  ", "qquad": "    ", "\\": "\n", ",": " ", ";": " ", ":": " ", " ": " ", "!": ""},
 }
 IGNORED_COMMANDS = {"Bigl", "Bigr", "bigl", "bigr", "Big", "big", "left", "right", "displaystyle", "limits"}
 ACCENTS = {"tilde": "\u0303", "hat": "\u0302", "bar": "\u0304"}
@@ -61,61 +40,55 @@ def render_docstring_equations(text: str) -> str:
 
 def render_equation(tex: str) -> str:
     """Render an equation as plain text."""
-    text, _ = _parse_tex_sequence(list(TOKEN_PATTERN.finditer(tex)), 0, is_top_level=True)
+    text = _render_tex_sequence(deque(TOKEN_PATTERN.finditer(tex)), is_group=False)
     text = re.sub(r" {4,}", "\t", text)  # wide spaces separate formulas
     return re.sub(r" *\n *", "\n", re.sub(r" +", " ", text).replace("\t", "    "))
 
 
-def _parse_tex_sequence(tokens: list[re.Match[str]], position: int, is_top_level: bool) -> tuple[str, int]:
-    """Parse up to the closing brace or the end. Return the text and the position."""
+def _render_tex_sequence(tokens: deque[re.Match[str]], is_group: bool) -> str:
+    """Take all tokens from a queue, or those up to the closing brace of a group, and render them."""
     parts: list[str] = []
-    while position < len(tokens):
-        if tokens[position][2] == "}" and not is_top_level:
-            return "".join(parts), position + 1
-        part, position = _parse_tex_token(tokens, position)
-        parts.append(part)
-    return "".join(parts), position
+    while tokens:
+        if is_group and tokens[0][2] == "}":
+            tokens.popleft()
+            break
+        parts.append(_render_tex_token(tokens))
+    return "".join(parts)
 
 
-def _parse_tex_token(tokens: list[re.Match[str]], position: int) -> tuple[str, int]:
-    """Parse one symbol, group, or command with its arguments."""
-    command, sign, space, character = tokens[position].groups()
-    position += 1
+def _render_tex_token(tokens: deque[re.Match[str]]) -> str:
+    """Take one symbol, group, or command with its arguments from a queue, and render it."""
+    command, sign, space, character = tokens.popleft().groups()
     if space:
-        return " ", position
+        return " "
     if character:
-        return character, position
+        return str(character)
     if sign == "{":
-        return _parse_tex_sequence(tokens, position, is_top_level=False)
+        return _render_tex_sequence(tokens, is_group=True)
     if sign in {"_", "^"}:
-        argument, position = _parse_tex_argument(tokens, position)
-        return _format_sub_or_superscript(sign, argument), position
-    if sign:  # an alignment sign or an extra brace
-        return "", position
-    if command in IGNORED_COMMANDS:
-        return "", position
+        return _format_sub_or_superscript(sign, _render_tex_argument(tokens))
+    if sign or command in IGNORED_COMMANDS:  # the sign is an alignment sign or an extra brace
+        return ""
     if command in {"frac", "tfrac", "dfrac"}:
-        numerator, position = _parse_tex_argument(tokens, position)
-        denominator, position = _parse_tex_argument(tokens, position)
-        return f"{_add_parentheses(numerator)}/{_add_parentheses(denominator)}", position
+        numerator, denominator = _render_tex_argument(tokens), _render_tex_argument(tokens)
+        return f"{_add_parentheses(numerator)}/{_add_parentheses(denominator)}"
     if command == "sqrt":
-        argument, position = _parse_tex_argument(tokens, position)
-        return f"√{_add_parentheses(argument)}", position
+        return f"√{_add_parentheses(_render_tex_argument(tokens))}"
     if command in ACCENTS:
-        argument, position = _parse_tex_argument(tokens, position)
-        return unicodedata.normalize("NFC", argument[:1] + ACCENTS[command] + argument[1:]), position
+        argument = _render_tex_argument(tokens)
+        return unicodedata.normalize("NFC", argument[:1] + ACCENTS[command] + argument[1:])
     if command in {"mathrm", "text", "mathbf", "mathcal", "operatorname"}:
-        return _parse_tex_argument(tokens, position)
+        return _render_tex_argument(tokens)
     if command == "mathbb":
-        argument, position = _parse_tex_argument(tokens, position)
-        return {"R": "ℝ", "E": "𝔼", "1": "𝟙"}.get(argument, argument), position
-    return SYMBOLS.get(command, html5.get(f"{command};", command)), position
+        argument = _render_tex_argument(tokens)
+        return {"R": "ℝ", "E": "𝔼", "1": "𝟙"}.get(argument, argument)
+    return SYMBOLS.get(command, html5.get(f"{command};", command))
 
 
-def _parse_tex_argument(tokens: list[re.Match[str]], position: int) -> tuple[str, int]:
-    while position < len(tokens) and tokens[position][3]:
-        position += 1
-    return _parse_tex_token(tokens, position) if position < len(tokens) else ("", position)
+def _render_tex_argument(tokens: deque[re.Match[str]]) -> str:
+    while tokens and tokens[0][3]:  # a space
+        tokens.popleft()
+    return _render_tex_token(tokens) if tokens else ""
 
 
 def _format_sub_or_superscript(sign: str, argument: str) -> str:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from fedpipe.cli.docs import equations
-from fedpipe.cli.docs.commands import render_commands_page
 from fedpipe.core.components import code_digest, registry
 from fedpipe.core.components.component import (
     ALGORITHM,
@@ -31,6 +30,12 @@ from fedpipe.core.storage import files
 from fedpipe.settings.diagnostics import DIAGNOSTIC_KINDS
 from fedpipe.settings.schema import build_json_schema
 
+COMMANDS_HEAD = """\
+# Command line
+
+Generated from the help texts by `fedpipe docs`. `fedpipe COMMAND --help` prints the same text. Type commands in the
+folder of params.yaml. After a mistake, a command prints one message and exits with status 2."""
+HELP_OPTION = "* `--help`: Show this message and exit.\n"
 REQUIRED = "(required)"  #: instead of the default of a key or parameter without one
 SECTION_HEADING = re.compile(r"^(\w[\w ]*)\n-+\n", re.M)  #: heading of a numpydoc section
 NEW_CLIENT_SENTENCE = re.compile(r"A client that never participated .*?\.(?= |$)")
@@ -41,13 +46,7 @@ PICTURES = {  #: pictures of pages of components. `docs/images/draw_partitions.p
 
 
 def write_docs() -> None:
-    """Write all generated files into the clone in the current folder.
-
-    Raises
-    ------
-    SettingsError
-        The current folder is not a clone.
-    """
+    """Write all generated files into the clone in the current folder."""
     if not Path("docs").is_dir():
         raise SettingsError("docs: the folder does not exist. Type `fedpipe docs` in the folder of a clone.")
     pages = {f"docs/{kind.plural}.md": render_components_page(kind) for kind in COMPONENT_KINDS}
@@ -55,6 +54,29 @@ def write_docs() -> None:
     pages["params.schema.json"] = render_json_schema()
     for path, text in pages.items():
         files.write_bytes(Path(path), text.encode())
+
+
+def render_commands_page() -> str:
+    """Render the page of all commands by the panels of `fedpipe --help`, with Typer's description of each command.
+
+    It has the commands of the modules that :mod:`fedpipe.cli.app` imports.
+    """
+    import typer
+    from typer.cli import get_docs_for_click
+    from typer.main import get_group
+
+    from fedpipe.cli.group import app
+
+    group = get_group(app)
+    context = typer.Context(group, info_name="fedpipe")
+    panels: dict[str, list[str]] = {}
+    for name, command in group.commands.items():
+        text = get_docs_for_click(obj=command, ctx=context, name=name, call_prefix="fedpipe", indent=2)
+        text = text.replace(HELP_OPTION, "").replace("**Options**:\n\n\n", "").replace("```console\n$ ", "```text\n")
+        text = text.replace("; ", ", ")  # of defaults and limits
+        panels.setdefault(str(getattr(command, "rich_help_panel", "")), []).append(text.strip())
+    sections = (text for panel, texts in panels.items() for text in (f"## {panel}", *texts))
+    return "\n\n".join([COMMANDS_HEAD, *sections]) + "\n"
 
 
 def render_json_schema() -> str:
@@ -88,7 +110,7 @@ def render_components_page(kind: ComponentKind) -> str:
     for name, component in components.items():
         paragraphs += [
             f"## {name}",
-            _render_component_docstring(component),
+            convert_docstring_to_markdown(SECTION_HEADING.split(inspect.getdoc(component) or "")[0]),
             convert_inline_markup_to_markdown(get_inherited_new_client_sentence(component)),
             render_deviations_table(component),
             render_parameter_table(component, _select_own_parameters(component, common, first_component)),
@@ -108,17 +130,16 @@ def render_settings_page() -> str:
     for name, entry in schema["properties"].items():
         section, kind = _resolve_schema_reference(entry, schema), kinds.get(name)
         paragraphs += [f"## {name}", convert_inline_markup_to_markdown(section.get("description", ""))]
-        if kind:
-            subject = f"`{kind.selector}`" + (" in an entry" if kind is ALGORITHM else "")
-            page = f"{kind.plural}.md"
-            default_note = f", by default [{kind.default}]({page}#{kind.default})" if kind.default else ""
-            default_note = ", by default the one with the entry's name" if kind is ALGORITHM else default_note
-            paragraphs.append(f"{subject} names one of [these]({page}){default_note}. Write its parameters next to it.")
         common = _get_common_keys(section)
         if kind:
-            parameter_docs = _get_parameter_docs(
-                registry.add_dw_parameter(kind, registry.find_component(kind, registry.list_components(kind)[0]))
-            )
+            page = f"{kind.plural}.md"
+            subject, default = f"`{kind.selector}`", f"[{kind.default}]({page}#{kind.default})"
+            if kind is ALGORITHM:
+                subject, default = f"{subject} in an entry", "the one with the entry's name"
+            note = f"{subject} names one of [these]({page}), by default {default}. Write its parameters next to it."
+            paragraphs.append(note)
+            first_component = registry.find_component(kind, registry.list_components(kind)[0])
+            parameter_docs = _get_parameter_docs(registry.add_dw_parameter(kind, first_component))
             common = {key: {"description": parameter_docs.get(key, "")} | entry for key, entry in common.items()}
         paragraphs.append(_render_keys_table(section | {"properties": common}, schema))
         for choices in section.get("patternProperties", {}).values():
@@ -126,8 +147,8 @@ def render_settings_page() -> str:
                 paragraphs += [
                     f"### {choice['properties']['kind']['const']}",
                     convert_inline_markup_to_markdown(choice.get("description", "")),
+                    _render_keys_table(choice, schema),
                 ]
-                paragraphs.append(_render_keys_table(choice, schema))
     return "\n\n".join(filter(None, paragraphs)) + "\n"
 
 
@@ -241,17 +262,17 @@ def _select_own_parameters(component: type[Component], common: set[str], other: 
 
 
 def _get_parameter_docs(component: type[Component]) -> dict[str, str]:
-    """Documentation of each parameter."""
-    return get_inherited_parameter_docs(component) | _parse_own_parameter_docs(component)
+    """Documentation of each parameter, from the docstrings of the class and of its bases."""
+    parameter_docs: dict[str, str] = {}
+    for base in reversed(component.__mro__):
+        parameter_docs |= _parse_own_parameter_docs(base)
+    return parameter_docs
 
 
 def get_inherited_parameter_docs(component: type[Component]) -> dict[str, str]:
     """Documentation of inherited parameters, from the docstrings of base classes."""
-    inherited_docs: dict[str, str] = {}
-    for base in component.__mro__[1:]:
-        inherited_docs = _parse_own_parameter_docs(base) | inherited_docs
     own_docs = _parse_own_parameter_docs(component)
-    return {name: text for name, text in inherited_docs.items() if name not in own_docs}
+    return {name: text for name, text in _get_parameter_docs(component).items() if name not in own_docs}
 
 
 def get_new_client_sentence(component: type) -> str:
@@ -293,11 +314,6 @@ def convert_inline_markup_to_markdown(text: str) -> str:
         else:
             segments[index] = re.sub(r"(?<!\\)([*<])", r"\\\1", segment)
     return "".join(segments)
-
-
-def _render_component_docstring(component: type[Component]) -> str:
-    """Render the part of a docstring before its first section."""
-    return convert_docstring_to_markdown(SECTION_HEADING.split(inspect.getdoc(component) or "")[0])
 
 
 def render_deviations_table(component: type[Component]) -> str:

@@ -15,10 +15,7 @@ from fedpipe.core.storage import files
 def write_algorithm_template(name: str) -> list[Path]:
     """Write ``fedpipe/algorithms/<name>.py`` and its test below the working directory. Return both paths.
 
-    Raises
-    ------
-    SettingsError
-        The name exists or is invalid, or the working directory is not a clone of fedpipe. Nothing is written.
+    Nothing is written if the name exists or is invalid, or if the working directory is not a clone of fedpipe.
     """
     if keyword.iskeyword(name):
         raise SettingsError(f"'{name}' is a keyword of Python. Use another name, such as my_avg.")

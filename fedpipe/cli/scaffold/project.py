@@ -14,18 +14,8 @@ from pathlib import Path
 
 #: Files and folders of a project.
 PROJECT_FILES = (
-    "Snakefile",
-    "workflow",
-    "profiles",
-    "dvc.yaml",
-    ".dvc/config",
-    ".dvc/.gitignore",
-    ".dvc/plots",
-    ".dvcignore",
-    ".gitignore",
-    "results/.gitignore",
-    "params.schema.json",
-    "params.yaml",
+    *("Snakefile", "workflow", "profiles", "dvc.yaml", ".dvc/config", ".dvc/.gitignore", ".dvc/plots", ".dvcignore"),
+    *(".gitignore", "results/.gitignore", "params.schema.json", "params.yaml"),
 )
 #: Files that belong to the user and are never updated.
 USER_FILES = ("params.yaml", ".gitignore", ".dvc/config", "own.py")
@@ -62,10 +52,7 @@ def read_project_files() -> dict[str, bytes]:
 def create_project(folder: Path) -> list[str]:
     """Create a project. An existing params.yaml and own.py are kept. Return the names of the kept files.
 
-    Raises
-    ------
-    SettingsError
-        Another file exists already. Nothing is written.
+    Nothing is written if another file exists already.
     """
     from fedpipe.core.errors import SettingsError
     from fedpipe.core.storage.files import write_bytes
@@ -91,11 +78,6 @@ def update_project(folder: Path) -> tuple[list[str], list[str]]:
     """Update a project's files to this version, except the user's. Return the changed files and the edited ones.
 
     A file that you have edited is not updated.
-
-    Raises
-    ------
-    SettingsError
-        The folder is not a project.
     """
     from fedpipe.core.storage.files import compute_file_sha256, write_bytes
 

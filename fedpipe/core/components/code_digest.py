@@ -24,7 +24,6 @@ from fedpipe.core.components import syntax
 from fedpipe.core.components.module_graph import (
     COMPONENT_PACKAGES,
     DATA_FILES_VARIABLE,
-    LIST_ADDERS,
     PACKAGE,
     find_dynamic_imports,
     find_source_file,
@@ -33,8 +32,9 @@ from fedpipe.core.components.module_graph import (
     is_first_party_module,
     is_hashed_module,
     is_shared_module,
+    is_user_module,
+    list_declared_data_files,
     parse_module,
-    read_data_file_list,
     reject_stale_bytecode,
 )
 from fedpipe.core.errors import ArtifactError, SettingsError
@@ -70,30 +70,17 @@ DYNAMIC_BUILTINS = {"globals", "locals", "vars", "eval", "exec"}  #: functions t
 
 @dataclass(frozen=True)
 class Digest:
-    """A digest and its source files.
+    """A digest and its source files."""
 
-    Parameters
-    ----------
-    text
-        Twelve hexadecimal digits.
-    files
-        SHA-256 of each source file and declared data file.
-    """
-
-    text: str
-    files: Mapping[Path, str]
+    text: str  #: twelve hexadecimal digits
+    files: Mapping[Path, str]  #: SHA-256 of each source file and declared data file
 
 
 @functools.cache
 def compute_code_digest(*objects: Any) -> Digest:
     """Digest of classes and functions, with all code of components and user modules that they use.
 
-    It is computed once per process, because code is imported once.
-
-    Raises
-    ------
-    SettingsError
-        A source or a declared data file is missing, or the declaration is not a list of names.
+    It is computed once per process, because code is imported once. A missing source or data file is an error.
     """
     followed_packages.clear()  # a digest must not depend on earlier digests
     followed_packages.update(item.__module__.partition(".")[0] for item in objects)
@@ -146,12 +133,11 @@ def parse_component_modules() -> list[syntax.ParsedModule]:
 
 def _list_component_files() -> list[tuple[str, Path]]:
     """List the modules of all components with their files."""
-    folders = (PACKAGE_FOLDER.parent.joinpath(*package.split(".")) for package in COMPONENT_PACKAGES)
-    files = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
-    names = (path.relative_to(PACKAGE_FOLDER.parent).with_suffix("").parts for path in files)
-    return [
-        (".".join(part for part in parts if part != "__init__"), path) for parts, path in zip(names, files, strict=True)
+    root = PACKAGE_FOLDER.parent
+    files = [
+        path for package in COMPONENT_PACKAGES for path in sorted(root.joinpath(*package.split(".")).rglob("*.py"))
     ]
+    return [(".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"), path) for path in files]
 
 
 def _list_imports_of_shared_code() -> Iterator[tuple[str, str]]:
@@ -194,7 +180,8 @@ def _compute_digest_of_names(
         except (OSError, ModuleNotFoundError):
             raise SettingsError(f"'{module}.{name}' has no readable source. Define it in a file.") from None
     for module, name in optional_names:
-        walk.visit_name_if_followed(module, name)
+        if is_followed(module):
+            walk.visit_name(module, name)
     walk.add_statement_order()
     text = "\n".join(f"{location}: {code}" for location, code in sorted(walk.texts.items()))
     return Digest(hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:DIGEST_DIGITS], walk.files)
@@ -213,16 +200,12 @@ class _DependencyWalk:
         """Visit an entry point, or its complete module if the name is not bound there."""
         source = parse_module(module)
         if name in source.bindings or name in source.imports:
-            self._visit_name(module, name)
+            self.visit_name(module, name)
         else:
             self._visit_complete_module(module)
 
-    def visit_name_if_followed(self, module: str, name: str) -> None:
-        """Visit a name of a module and everything it uses, if digests follow the module."""
-        if self._is_followed(module):
-            self._visit_name(module, name)
-
-    def _visit_name(self, module: str, name: str) -> None:
+    def visit_name(self, module: str, name: str) -> None:
+        """Visit a name of a module and everything it uses."""
         if (module, name) in self._visited_names:
             return
         self._visited_names.add((module, name))
@@ -231,11 +214,9 @@ class _DependencyWalk:
         for number, statement in enumerate(source.bindings.get(name, ())):
             self._visit_statement(source, f"{module}.{name}/{number}", statement)
         self._visit_imported_names(f"{module}.{name}", source.imports.get(name, ()), [])
-        for star in source.star_imports:
-            self.visit_name_if_followed(star, name)
-            if self._is_followed(star) and is_first_party_module(
-                f"{star}.{name}"
-            ):  # may be in `__all__`, or imported elsewhere
+        for star in filter(self._is_followed, source.star_imports):
+            self.visit_name(star, name)
+            if is_first_party_module(f"{star}.{name}"):  # may be in `__all__`, or imported elsewhere
                 self._visit_complete_module(f"{star}.{name}")
 
     def _visit_import_effects(self, module: str) -> None:
@@ -249,45 +230,46 @@ class _DependencyWalk:
         source = parse_module(module)
         if source.path is not None:
             self.files[source.path] = source.sha256
-        if source.source:
-            self.texts[module] = source.sha256
+            if source.path.suffix != ".py":
+                self.texts[module] = source.sha256
         # A key covers all imports inside functions. The digest of shared code covers only those on import.
         for target in source.list_imported_names(on_import=is_shared_module(module)) + source.star_imports:
             self._visit_imported_module(target)
         for number, statement in enumerate(source.effect_statements):
             self._visit_statement(source, f"{module}/{number}", statement)
-        if module.partition(".")[0] != PACKAGE:
-            for name, statements in source.bindings.items():
-                if any(self._has_import_side_effects(source, statement) for statement in statements):
-                    self._visit_name(module, name)
-        if DATA_FILES_VARIABLE in source.bindings and module.partition(".")[0] != PACKAGE:
-            for path in dict.fromkeys(_find_declared_data_files(source)):
+        if not is_user_module(module):
+            return
+        for name, statements in source.bindings.items():
+            if any(self._has_import_side_effects(source, statement) for statement in statements):
+                self.visit_name(module, name)
+        if DATA_FILES_VARIABLE in source.bindings:
+            for path in list_declared_data_files(source):
                 self.texts[f"{module}:{path.as_posix()}"] = self.files[path] = compute_file_sha256(path)
+
+    def _find_followed_module(self, target: str) -> str | None:
+        """Find the module of a dotted name, which is itself or contains it. None if digests do not follow it."""
+        module = target if is_first_party_module(target) else target.rpartition(".")[0]
+        return module if module and self._is_followed(module) else None
 
     def _visit_imported_module(self, target: str) -> None:
         """Visit the effects of importing a dotted name."""
-        imported_module = target if is_first_party_module(target) else target.rpartition(".")[0]
-        if imported_module and self._is_followed(imported_module):
-            self._visit_import_effects(imported_module)
+        if module := self._find_followed_module(target):
+            self._visit_import_effects(module)
 
     def _visit_complete_module(self, module: str) -> None:
         """Visit a complete module, because any part of it may be used."""
         self._visit_import_effects(module)
         source = parse_module(module)
         for name in [*source.bindings, *source.imports]:
-            self._visit_name(module, name)
-        for star in source.star_imports:
-            if self._is_followed(star):
-                self._visit_complete_module(star)
+            self.visit_name(module, name)
+        for star in filter(self._is_followed, source.star_imports):
+            self._visit_complete_module(star)
 
     def _visit_statement(self, source: syntax.ParsedModule, location: str, statement: ast.stmt) -> None:
         if location in self.texts:
             return
         self.texts[location] = syntax.convert_node_to_canonical_text(statement)
-        statement_imports, is_user_code = (
-            source.imports_by_statement[statement],
-            source.name.partition(".")[0] != PACKAGE,
-        )
+        statement_imports, is_user_code = source.imports_by_statement[statement], is_user_module(source.name)
         for target in itertools.chain(*statement_imports.values()):
             self._visit_imported_module(target)
         for root, attributes in syntax.find_used_names(statement):
@@ -302,57 +284,44 @@ class _DependencyWalk:
                 if imported_targets != statement_imports.get(root):
                     self._visit_imported_names(f"{source.name}.{root}", imported_targets, attributes)
                 if root in source.bindings:
-                    self._visit_name(source.name, root)
+                    self.visit_name(source.name, root)
             elif root in DYNAMIC_BUILTINS and root not in source.bindings:
                 if is_user_code:
                     self._visit_complete_module(source.name)
             else:
-                self._visit_name(source.name, root)
-        for name, targets in statement_imports.items():
-            for target in targets:
-                if name.endswith("()") and self._is_followed(target):  # import_module("helper")
-                    self._visit_complete_module(target)
-        for target in find_dynamic_imports(statement, source) if is_user_code else ():
-            if self._is_followed(target):
-                self._visit_complete_module(target)
+                self.visit_name(source.name, root)
+        # Such as import_module("helper").
+        calls = [targets for name, targets in statement_imports.items() if name.endswith("()")]
+        dynamic_imports = find_dynamic_imports(statement, source) if is_user_code else ()
+        for target in filter(self._is_followed, itertools.chain(*calls, dynamic_imports)):
+            self._visit_complete_module(target)
 
     def _visit_module_and_imports(self, source: syntax.ParsedModule) -> None:
         """Visit a complete module and all its imports, because its code may reach them without names."""
         self._visit_complete_module(source.name)
         for target in dict.fromkeys(itertools.chain(*source.imports.values())):
-            module = target if is_first_party_module(target) else target.rpartition(".")[0]
-            if module and self._is_followed(module):
+            if module := self._find_followed_module(target):
                 self._visit_complete_module(module)
 
     def _has_import_side_effects(self, source: syntax.ParsedModule, statement: ast.stmt) -> bool:
         """Whether a definition has an effect on import, by a user's decorator, a class body or a subclass hook."""
         if not isinstance(statement, syntax.DEFINITIONS):
             return False
-        if any(
-            self._is_user_defined_name(source, root)
-            for node in statement.decorator_list
-            for root, _ in syntax.find_used_names(node)
-        ):
+        if any(self._is_user_defined_name(source, root) for root in _list_used_names(statement.decorator_list)):
             return True
         if not isinstance(statement, ast.ClassDef):
             return False
-        body = [
+        body = (
             node for node in statement.body if not isinstance(node, syntax.DEFINITIONS) and not syntax.is_noop(node)
-        ]
+        )
         if any(isinstance(node, ast.Expr) or syntax.has_attribute_or_item_assignment(node) for node in body):
             return True
-        base_nodes = [*statement.bases, *(word.value for word in statement.keywords)]
-        return any(
-            self._has_subclass_hook(source, root) for node in base_nodes for root, _ in syntax.find_used_names(node)
-        )
+        base_names = _list_used_names([*statement.bases, *(word.value for word in statement.keywords)])
+        return any(self._has_subclass_hook(source, name) for name in base_names)
 
-    def _is_user_defined_name(self, source: syntax.ParsedModule, root: str) -> bool:
-        targets = source.imports.get(root, ())
-        user_targets = (target for target in targets if target.partition(".")[0] != PACKAGE)
-        return root in source.bindings or any(
-            self._is_followed(target if is_first_party_module(target) else target.rpartition(".")[0])
-            for target in user_targets
-        )
+    def _is_user_defined_name(self, source: syntax.ParsedModule, name: str) -> bool:
+        user_targets = filter(is_user_module, source.imports.get(name, ()))
+        return name in source.bindings or any(map(self._find_followed_module, user_targets))
 
     def _has_subclass_hook(self, source: syntax.ParsedModule, name: str, depth: int = 8) -> bool:
         """Whether a user's class reacts to its subclasses, by `__init_subclass__` or a metaclass."""
@@ -363,18 +332,12 @@ class _DependencyWalk:
                 return True
             if any(word.arg == "metaclass" for word in statement.keywords):
                 return True
-            roots = (root for node in statement.bases for root, _ in syntax.find_used_names(node))
-            if any(self._has_subclass_hook(source, root, depth - 1) for root in roots):
+            if any(self._has_subclass_hook(source, base, depth - 1) for base in _list_used_names(statement.bases)):
                 return True
         for target in source.imports.get(name, ()) if depth else ():
             module, _, inner = target.rpartition(".")
-            is_followed = (
-                module
-                and module.partition(".")[0] != PACKAGE
-                and not is_first_party_module(target)
-                and self._is_followed(module)
-            )
-            if is_followed and self._has_subclass_hook(parse_module(module), inner, depth - 1):
+            is_name_of_user_module = is_user_module(target) and self._find_followed_module(target) == module
+            if is_name_of_user_module and self._has_subclass_hook(parse_module(module), inner, depth - 1):
                 return True
         return False
 
@@ -395,7 +358,7 @@ class _DependencyWalk:
             if module and self._is_followed(module):  # the package may bind the name to another object
                 parent_module = parse_module(module)
                 if name in parent_module.bindings or name in parent_module.imports or parent_module.star_imports:
-                    self._visit_name(module, name)
+                    self.visit_name(module, name)
         elif module and not is_first_party_module(target) and self._is_followed(module):
             self._visit_attribute(module, [name, *attributes])
         elif target == PACKAGE or (
@@ -415,9 +378,7 @@ class _DependencyWalk:
 
     def add_statement_order(self) -> None:
         """Add the order of statements of user modules in which it matters: effects on import, or names bound twice."""
-        for module in {
-            module for module, name in self._visited_names if not name and module.partition(".")[0] != PACKAGE
-        }:
+        for module in {module for module, name in self._visited_names if not name and is_user_module(module)}:
             source = parse_module(module)
             is_rebound = (len(source.bindings.get(name, ())) + (name in source.imports) > 1 for name in source.bindings)
             if not (source.effect_statements or len(source.star_imports) > 1 or any(is_rebound)):
@@ -425,17 +386,15 @@ class _DependencyWalk:
             statement_texts = []
             for statement in source.imports_by_statement:
                 names = [name for name, statements in source.bindings.items() if statement in statements]
-                is_used = (
-                    any((module, name) in self._visited_names for name in names)
-                    or statement in source.effect_statements
-                )
+                is_visited = any((module, name) in self._visited_names for name in names)
+                is_used = is_visited or statement in source.effect_statements
                 imported_targets = [target for _, target in syntax.find_imports(statement, source.package)]
                 has_followed_import = any(
                     self._is_followed(candidate)
                     for target in imported_targets
                     for candidate in (target, target.rpartition(".")[0])
                 )
-                is_import = isinstance(statement, (ast.Import, ast.ImportFrom))
+                is_import = isinstance(statement, syntax.IMPORTS)
                 if (is_import and has_followed_import) or (is_used and not syntax.is_inert_on_import(statement)):
                     statement_texts.append(syntax.convert_node_to_canonical_text(statement))
             if len(statement_texts) > 1:
@@ -449,37 +408,21 @@ class _DependencyWalk:
         source, (first, *others) = parse_module(module), attributes
         if first == "__file__" and module == PACKAGE:  # a path, no code
             return
-        if first in source.bindings or first in source.imports or source.star_imports:
-            if first in source.imports and first not in source.bindings:
-                self._visit_import_effects(module)
-                self._visit_imported_names(f"{module}.{first}", source.imports[first], others)
-            else:
-                self.visit_name_if_followed(module, first)
-            if (
-                first not in source.bindings
-                and is_first_party_module(f"{module}.{first}")
-                and self._is_followed(f"{module}.{first}")
-            ):
-                self._visit_attribute(f"{module}.{first}", others)  # a star import may also bind this name
-        elif is_first_party_module(f"{module}.{first}"):
+        submodule = f"{module}.{first}"
+        has_submodule = first not in source.bindings and is_first_party_module(submodule)
+        if first in source.bindings or (source.star_imports and first not in source.imports):
+            self.visit_name(module, first)
+        elif first in source.imports:
             self._visit_import_effects(module)
-            if self._is_followed(f"{module}.{first}"):
-                self._visit_attribute(f"{module}.{first}", others)
+            self._visit_imported_names(submodule, source.imports[first], others)
+        elif has_submodule:
+            self._visit_import_effects(module)
         else:
             self._visit_complete_module(module)
+        if has_submodule and self._is_followed(submodule):  # an import may bind this name, too
+            self._visit_attribute(submodule, others)
 
 
-def _find_declared_data_files(source: syntax.ParsedModule) -> Iterator[Path]:
-    """Data files in a user module's ``FILES``, which must be one literal list that is never changed."""
-    for node in itertools.chain.from_iterable(map(syntax.list_descendant_nodes, source.effect_statements)):
-        if (
-            isinstance(node, ast.Attribute)
-            and node.attr in LIST_ADDERS
-            and getattr(node.value, "id", None) == DATA_FILES_VARIABLE
-        ):
-            raise SettingsError(
-                f"{source.name}.{DATA_FILES_VARIABLE} can't be read, because line {node.lineno} adds to it. "
-                "Use one list of names, such as ['prior.npy']."
-            )
-    for statement in source.bindings[DATA_FILES_VARIABLE]:
-        yield from read_data_file_list(source, statement)
+def _list_used_names(nodes: Iterable[ast.AST]) -> list[str]:
+    """List the names that expressions read, without attributes."""
+    return [name for node in nodes for name, _ in syntax.find_used_names(node)]

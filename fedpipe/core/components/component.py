@@ -70,15 +70,8 @@ ALGORITHM = ComponentKind(
     "algorithms",
     "algorithm",
     helpers=(
-        "adaptive_loss",
-        "barycenter",
-        "class_means",
-        "extra_layers",
-        "model_stack",
-        "partial_sharing",
-        "personal_model",
-        "prototypes",
-        "soft_labels",
+        *("adaptive_loss", "barycenter", "class_means", "extra_layers", "model_stack", "partial_sharing"),
+        *("personal_model", "prototypes", "soft_labels"),
     ),
 )
 MODEL = ComponentKind(

@@ -35,13 +35,7 @@ SITE_FOLDERS = {"site-packages", "dist-packages"}  #: folders of installed packa
 
 
 def reject_stale_bytecode(path: Path) -> None:
-    """Reject stale bytecode, which Python would execute because it compares only time and size of the source.
-
-    Raises
-    ------
-    SettingsError
-        The bytecode belongs to another source with the same size and time.
-    """
+    """Reject bytecode of another source, which Python would execute because it compares only time and size."""
     bytecode_path = Path(importlib.util.cache_from_source(str(path)))
     try:
         cached_bytes, stat = bytecode_path.read_bytes(), path.stat()
@@ -85,10 +79,7 @@ def _find_module_spec(top: str) -> ModuleSpec | None:
 def find_source_file(module: str) -> Path | None:
     """File of a module, found without importing it. None for a folder without ``__init__.py``.
 
-    Raises
-    ------
-    ModuleNotFoundError
-        There is no such module, or it is built into Python.
+    Raises a `ModuleNotFoundError` if there is no such module, or if it is built into Python.
     """
     top, *parts = module.split(".")
     loaded_module, spec = sys.modules.get(top), _find_module_spec(top)
@@ -161,9 +152,7 @@ def is_external_package(top: str) -> bool:
         folders = list(getattr(_find_module_spec(top), "submodule_search_locations", None) or ())
         is_installed = bool(folders) and all(SITE_FOLDERS & set(Path(folder).parts) for folder in folders)
         return top in sys.stdlib_module_names or is_installed
-    if top in sys.stdlib_module_names and any(
-        path.is_relative_to(stdlib_folder) for stdlib_folder in _find_stdlib_folders()
-    ):
+    if top in sys.stdlib_module_names and any(path.is_relative_to(folder) for folder in _find_stdlib_folders()):
         return True  # otherwise a user's module with the same name
     return bool(SITE_FOLDERS & set(path.parts))
 
@@ -174,19 +163,24 @@ def _find_stdlib_folders() -> tuple[Path, ...]:
     return tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib"))
 
 
+def is_user_module(module: str) -> bool:
+    """Whether a module is outside fedpipe. A module of another library is one, too, but digests do not follow it."""
+    return module.partition(".")[0] != PACKAGE
+
+
 def is_hashed_module(module: str) -> bool:
     """Whether digests follow a module: a user's module, or one of fedpipe's that defines components."""
-    if module.partition(".")[0] == PACKAGE:
-        return any(
-            module.startswith(f"{package}.") and module.removeprefix(f"{package}.") not in interface
-            for package, interface in COMPONENT_PACKAGES.items()
-        )
-    return is_first_party_module(module)
+    if is_user_module(module):
+        return is_first_party_module(module)
+    return any(
+        module.startswith(f"{package}.") and module.removeprefix(f"{package}.") not in interface
+        for package, interface in COMPONENT_PACKAGES.items()
+    )
 
 
 def is_shared_module(module: str) -> bool:
     """Whether a module is part of the code that all runs share."""
-    return module.partition(".")[0] == PACKAGE and not is_hashed_module(module)
+    return not (is_user_module(module) or is_hashed_module(module))
 
 
 def find_dynamic_imports(statement: ast.stmt, source: syntax.ParsedModule) -> Iterator[str]:
@@ -199,19 +193,27 @@ def find_dynamic_imports(statement: ast.stmt, source: syntax.ParsedModule) -> It
                     yield part.value
 
 
-def read_data_file_list(module: syntax.ParsedModule, statement: ast.stmt) -> Iterator[Path]:
-    """Data files in a module's list ``FILES``. Raises an error if a file is missing or the list is not literal."""
-    try:
-        names = ast.literal_eval(getattr(statement, "value", ast.Constant(None)))
-    except (ValueError, TypeError):
-        names = None
-    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
-        raise SettingsError(
-            f"{module.name}.{DATA_FILES_VARIABLE} can't be read. Use a list of names, such as ['prior.npy']."
-        )
+def list_declared_data_files(module: syntax.ParsedModule) -> list[Path]:
+    """List the data files in a user module's ``FILES``, which must be a literal list that no line changes."""
+    variable = f"{module.name}.{DATA_FILES_VARIABLE}"
+    for node in itertools.chain.from_iterable(map(syntax.list_descendant_nodes, module.effect_statements)):
+        if not isinstance(node, ast.Attribute) or node.attr not in LIST_ADDERS:
+            continue
+        if getattr(node.value, "id", None) == DATA_FILES_VARIABLE:
+            raise SettingsError(
+                f"{variable} can't be read, because line {node.lineno} adds to it. Use one list of names, such as "
+                "['prior.npy']."
+            )
+    names: list[str] = []
+    for statement in module.bindings[DATA_FILES_VARIABLE]:
+        try:
+            value = ast.literal_eval(getattr(statement, "value", ast.Constant(None)))
+        except (ValueError, TypeError):
+            value = None
+        if not isinstance(value, (list, tuple)) or not all(isinstance(name, str) for name in value):
+            raise SettingsError(f"{variable} can't be read. Use a list of names, such as ['prior.npy'].")
+        names += value
     for name in names:
         if not Path(name).is_file():
-            raise SettingsError(
-                f"{module.name}.{DATA_FILES_VARIABLE}: {name} is missing. Use a path from the project's root."
-            )
-        yield Path(name)
+            raise SettingsError(f"{variable}: {name} is missing. Use a path from the project's root.")
+    return [Path(name) for name in names]

@@ -26,12 +26,7 @@ class PinnedFile(NamedTuple):
     def explain_mismatch(self, section: str, download_command: str | None) -> str | None:
         """Message if the SHA-256 is not declared or the file differs from it. None if the file matches.
 
-        Parameters
-        ----------
-        section
-            Section of params.yaml that names the file.
-        download_command
-            Command that declares the SHA-256. None if there is none.
+        ``section`` of params.yaml names the file. ``download_command`` declares the SHA-256, if there is one.
         """
         if self.sha256 is None and not self.path.exists():
             return f"{section}.{self.parameter}: {self.path} is missing. Put it there, or change the path."

@@ -56,70 +56,66 @@ def list_components(kind: ComponentKind) -> tuple[str, ...]:
 def find_component(kind: ComponentKind, name: str, key: str | None = None) -> type[Component]:
     """Find the class of a component by its name or dotted path. A model may also be a function.
 
-    Raises
-    ------
-    SettingsError
-        There is no such component. The message has ``key`` (default: the kind's section) and the nearest name.
+    If there is none, the message of the error has ``key`` (default: the kind's section) and the nearest name.
     """
     key = key or kind.section
     if "." in name:
-        base_class, module_name = _get_base_class(kind), name.rpartition(".")[0]
-        advice = "Use the path of a class, such as my_module.MyClass."
-        if kind.function_module:
-            advice = (
-                "Use a function (shape, classes) -> (body, head) such as own.network, a class such as "
-                f"my_module.MyClass, or a model of `fedpipe list {kind.plural}`."
-            )
-
-        def is_component_class(value: Any) -> bool:
-            return inspect.isclass(value) and issubclass(value, base_class)
-
-        candidate = import_user_object(
-            key, name, lambda value: is_component_class(value) or _is_network_function(kind, value), advice
-        )
-        require_seeded_import(key, name)
-        if _is_network_function(kind, candidate):
-            function_class = importlib.import_module(kind.function_module).make_model_class(candidate)
-            function_class.__module__ = candidate.__module__  # make_dataclass of Python 3.12 sets that of its caller
-            return function_class
-        if not is_component_class(candidate):
-            alternative = (
-                ", or be a function (shape, classes) that returns a body and a head" if kind.function_module else ""
-            )
-            kind_phrase = f"{'an' if kind is ALGORITHM else 'a'} {kind.name}"
-            raise SettingsError(
-                f"{key}: '{name}' is not {kind_phrase}. It must derive from {base_class.__qualname__}{alternative}."
-            )
-        if not f"{candidate.__module__}.".startswith(f"{module_name}."):
-            raise SettingsError(
-                f"{key}: '{name}' is defined in {candidate.__module__}. "
-                f"Use '{candidate.__module__}.{candidate.__qualname__}', because jobs import only that module."
-            )
-        annotations = get_annotations(candidate, format=Format.FORWARDREF).values()
-        fields = [annotation for annotation in annotations if "ClassVar" not in str(annotation)]
-        if fields and "__dataclass_params__" not in vars(candidate):
-            raise SettingsError(f"{key}: '{name}' has fields. Make it a @dataclass(frozen=True, kw_only=True).")
-        component_class: type[Component] = candidate
-        if mistake := next(find_field_declaration_mistakes(kind, component_class), None):
-            raise SettingsError(f"{key}: '{name}' {mistake}")
-        return component_class
+        return _find_custom_component(kind, name, key)
     if name not in list_components(kind):
         raise SettingsError(f"{key}: unknown {kind.name} '{name}'. {suggest_name(name, list_components(kind))}")
     return _import_component(kind, name)
+
+
+def _find_custom_component(kind: ComponentKind, path: str, key: str) -> type[Component]:
+    """Find the class at a dotted path, or make a model's class from the function at this path."""
+    advice = "Use the path of a class, such as my_module.MyClass."
+    requirement = f"It must derive from {_get_base_class(kind).__qualname__}"
+    if kind.function_module:
+        advice = (
+            "Use a function (shape, classes) -> (body, head) such as own.network, a class such as my_module.MyClass, "
+            f"or a model of `fedpipe list {kind.plural}`."
+        )
+        requirement += ", or be a function (shape, classes) that returns a body and a head"
+
+    def is_suitable(value: Any) -> bool:
+        return _is_component_class(kind, value) or _is_network_function(kind, value)
+
+    candidate = import_user_object(key, path, is_suitable, advice)
+    require_seeded_import(key, path)
+    if _is_network_function(kind, candidate):
+        function_class = importlib.import_module(kind.function_module).make_model_class(candidate)
+        function_class.__module__ = candidate.__module__  # make_dataclass of Python 3.12 sets that of its caller
+        return function_class
+    if not is_suitable(candidate):
+        raise SettingsError(f"{key}: '{path}' is not {'an' if kind is ALGORITHM else 'a'} {kind.name}. {requirement}.")
+    if not f"{candidate.__module__}.".startswith(f"{path.rpartition('.')[0]}."):
+        raise SettingsError(
+            f"{key}: '{path}' is defined in {candidate.__module__}. "
+            f"Use '{candidate.__module__}.{candidate.__qualname__}', because jobs import only that module."
+        )
+    annotations = get_annotations(candidate, format=Format.FORWARDREF).values()
+    fields = [annotation for annotation in annotations if "ClassVar" not in str(annotation)]
+    if fields and "__dataclass_params__" not in vars(candidate):
+        raise SettingsError(f"{key}: '{path}' has fields. Make it a @dataclass(frozen=True, kw_only=True).")
+    component_class: type[Component] = candidate
+    if mistake := next(find_field_declaration_mistakes(kind, component_class), None):
+        raise SettingsError(f"{key}: '{path}' {mistake}")
+    return component_class
 
 
 @functools.cache
 def _import_component(kind: ComponentKind, name: str) -> type[Component]:
     """Import the class of one of fedpipe's components."""
     module = importlib.import_module(f"{kind.package}.{name.replace('-', '_')}")
-    classes = [
-        value
-        for value in vars(module).values()
-        if inspect.isclass(value) and issubclass(value, _get_base_class(kind)) and value.__module__ == module.__name__
-    ]
+    classes = [value for value in vars(module).values() if _is_component_class(kind, value)]
+    classes = [value for value in classes if value.__module__ == module.__name__]  # without imported ones
     if len(classes) != 1:
         raise TypeError(f"{module.__name__} must define exactly one {kind.name}, but defines {len(classes)}.")
     return classes[0]
+
+
+def _is_component_class(kind: ComponentKind, value: Any) -> bool:
+    return inspect.isclass(value) and issubclass(value, _get_base_class(kind))
 
 
 def _is_network_function(kind: ComponentKind, value: Any) -> bool:
@@ -143,23 +139,10 @@ def is_component(kind: ComponentKind, name: str) -> bool:
 
 
 def parse_component(kind: ComponentKind, settings: Any, label: str = "", other_keys: Sequence[str] = ()) -> Component:
-    """Make the component of a section of params.yaml, which has a name and parameters.
+    """Make the component of a section of params.yaml, which has a name and parameters (see :func:`build_component`).
 
-    Parameters
-    ----------
-    kind
-        Kind of the component.
-    settings
-        The section. For an algorithm, the entry of its label.
-    label
-        Label of the entry, which is the algorithm's name if the entry has none.
-    other_keys
-        Keys of the section that are not parameters of the component.
-
-    Raises
-    ------
-    SettingsError
-        See :func:`build_component`.
+    For an algorithm, ``settings`` is the entry of its label, which is the algorithm's name if the entry has none.
+    ``other_keys`` are keys of the section that are not parameters of the component.
     """
     key = f"{kind.section}.{label}" if label else kind.section
     if not isinstance(settings, Mapping):
@@ -219,23 +202,10 @@ def build_component(
     key: str | None = None,
     other_keys: Sequence[str] = (),
 ) -> Component:
-    """Make a component with validated parameters and defaults.
+    """Make a component with validated parameters of params.yaml and defaults.
 
-    Parameters
-    ----------
-    kind, name
-        Arguments of :func:`find_component`.
-    parameters
-        Parameters from params.yaml.
-    key
-        Key of params.yaml that contains them (default: the kind's section).
-    other_keys
-        Other keys of the section, for suggestions about a mistyped parameter.
-
-    Raises
-    ------
-    SettingsError
-        The name or a parameter is unknown, of the wrong type or out of range. The message begins with its key.
+    ``key`` contains the parameters (default: the kind's section). ``other_keys`` are the other keys of the section, for
+    suggestions about a mistyped parameter. Messages about the name and the parameters begin with their keys.
     """
     component_class, key = find_component(kind, name, key), key or kind.section
     if kind is ALGORITHM:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+IMPORTS = (ast.Import, ast.ImportFrom)
 
 
 def convert_node_to_canonical_text(node: ast.AST) -> str:
@@ -86,7 +87,6 @@ class ParsedModule:
     path: Path | None  #: None for a folder without ``__init__.py``
     has_typing_imports: bool = True  #: whether imports in ``if TYPE_CHECKING:``, which never run, are included
     sha256: str = ""  #: of the file
-    source: bytes = b""  #: bytes of a module that is not Python source
     bindings: dict[str, list[ast.stmt]] = field(default_factory=dict)
     imports: dict[str, list[str]] = field(default_factory=dict)  #: by local name, the dotted names that it may refer to
     imports_by_statement: dict[ast.stmt, dict[str, list[str]]] = field(default_factory=dict)  #: imports by statement
@@ -98,11 +98,9 @@ class ParsedModule:
             return
         content = self.path.read_bytes()
         self.sha256 = hashlib.sha256(content).hexdigest()
-        if self.path.suffix != ".py":
-            self.source = content
-            return
-        for statement in ast.parse(content, str(self.path)).body:
-            self._index_statement(statement)
+        if self.path.suffix == ".py":
+            for statement in ast.parse(content, str(self.path)).body:
+                self._index_statement(statement)
 
     def _index_statement(self, statement: ast.stmt) -> None:
         if not self.has_typing_imports and _is_type_checking_block(statement):
@@ -115,11 +113,7 @@ class ParsedModule:
             for names in (statement_imports, self.imports):  # any branch of `try` or `if` may be executed
                 if target not in names.setdefault(name, []):
                     names[name].append(target)
-        if (
-            isinstance(statement, (ast.Import, ast.ImportFrom))
-            or is_noop(statement)
-            or _is_type_checking_block(statement)
-        ):
+        if isinstance(statement, IMPORTS) or is_noop(statement) or _is_type_checking_block(statement):
             return
         for name in _list_bound_names(statement):
             self.bindings.setdefault(name, []).append(statement)
@@ -157,10 +151,8 @@ def _list_bound_names(statement: ast.stmt) -> Iterator[str]:
 def _is_plain_assignment(statement: ast.stmt) -> bool:
     """Whether a statement only assigns values to names, such as ``SIZE = 3``."""
     if isinstance(statement, ast.Assign):
-        names = [
-            node for target in statement.targets for node in list_descendant_nodes(target) if isinstance(node, ast.expr)
-        ]
-        is_plain = all(isinstance(node, (ast.Name, ast.Tuple, ast.List)) for node in names)
+        nodes = [node for target in statement.targets for node in list_descendant_nodes(target)]
+        is_plain = all(isinstance(node, (ast.Name, ast.Tuple, ast.List)) for node in nodes)
     else:
         is_plain = isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
     return is_plain and not any(
@@ -185,8 +177,7 @@ def find_imports(node: ast.AST, package: str) -> Iterator[tuple[str, str]]:
                 if not alias.asname and "." in alias.name:
                     yield f"{alias.name}!", alias.name  # binds no name, but executes the submodule
         elif isinstance(child, ast.ImportFrom):
-            base = package.split(".")[: len(package.split(".")) - child.level + 1] if child.level else []
-            module = ".".join([*base, *([child.module] if child.module else [])])
+            module = _resolve_relative_name(package, child.level, child.module)
             for alias in child.names:
                 yield alias.asname or alias.name, module if alias.name == "*" else f"{module}.{alias.name}"
         elif isinstance(child, ast.Call):
@@ -195,10 +186,14 @@ def find_imports(node: ast.AST, package: str) -> Iterator[tuple[str, str]]:
             for name in (
                 part.value for part in arguments if isinstance(part, ast.Constant) and isinstance(part.value, str)
             ):
-                if function_name in {"import_module", "__import__"} and name.strip("."):
-                    level = len(name) - len(name.lstrip("."))
-                    base = package.split(".")[: len(package.split(".")) - level + 1] if level else []
-                    yield f"{name}()", ".".join([*base, name.lstrip(".")])
+                if function_name in {"import_module", "__import__"} and (stripped_name := name.lstrip(".")):
+                    yield f"{name}()", _resolve_relative_name(package, len(name) - len(stripped_name), stripped_name)
+
+
+def _resolve_relative_name(package: str, level: int, name: str | None) -> str:
+    """Dotted name of a module that is imported with this number of leading dots."""
+    parts = package.split(".")
+    return ".".join([*(parts[: len(parts) - level + 1] if level else ()), *([name] if name else ())])
 
 
 def find_used_names(statement: ast.AST) -> Iterator[tuple[str, list[str]]]:

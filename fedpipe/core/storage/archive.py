@@ -23,9 +23,8 @@ MEMBER_TIMESTAMP = (1980, 1, 1, 0, 0, 0)  #: time of every member, the earliest 
 RESTORE_ADVICE = "`fedpipe run` computes what is missing, or `dvc checkout PATH` restores what DVC has recorded"
 DAMAGE_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OSError)
 JSON_NAMES, TABLE_NAMES = "state|round|times", "participants|trained|kept|metrics|exchanged|matrices"
-MEMBER_PATTERN = re.compile(
-    rf"[0-9]{{4}}/(?:(?:{JSON_NAMES})\.json|(?:{TABLE_NAMES})\.parquet)"
-)  #: files that a pack may contain, without tensors
+#: Files that a pack may contain, without tensors.
+MEMBER_PATTERN = re.compile(rf"[0-9]{{4}}/(?:(?:{JSON_NAMES})\.json|(?:{TABLE_NAMES})\.parquet)")
 
 
 class PackError(ArtifactError):
@@ -64,13 +63,7 @@ def build_pack(files: Mapping[str, bytes]) -> bytes:
 
 
 def list_pack_members(archive: Path) -> list[str]:
-    """List the members of a pack. Empty if there is no pack.
-
-    Raises
-    ------
-    PackError
-        The pack has another format.
-    """
+    """List the members of a pack. Empty if there is no pack. Raises a `PackError` if it has another format."""
     try:
         return _open_pack(archive).namelist()
     except (FileNotFoundError, NotADirectoryError):
@@ -108,21 +101,12 @@ def read_pack_member(path: Path) -> bytes:
 
 
 def read_pack_members(archive: Path, exclude: Collection[str] = ()) -> dict[str, bytes]:
-    """Read all members of a pack except some.
-
-    Raises
-    ------
-    PackError
-        The pack has another format, or one of these members is damaged.
-    """
-    members = {}
-    for name in list_pack_members(archive):
-        if name not in exclude:
-            try:
-                members[name] = _open_pack(archive).read(name)
-            except DAMAGE_ERRORS as error:
-                raise PackError(archive, error) from error
-    return members
+    """Read all members of a pack except some. Raises a `PackError` if one of them or the pack is damaged."""
+    names = [name for name in list_pack_members(archive) if name not in exclude]
+    try:
+        return {name: _open_pack(archive).read(name) for name in names}
+    except DAMAGE_ERRORS as error:
+        raise PackError(archive, error) from error
 
 
 def _open_pack(archive: Path) -> zipfile.ZipFile:

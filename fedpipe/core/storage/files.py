@@ -42,10 +42,7 @@ _T = TypeVar("_T")
 def write_bytes(path: Path, data: bytes | memoryview) -> str:
     """Write a file atomically. Return the SHA-256 of its bytes.
 
-    Raises
-    ------
-    ArtifactError
-        The disk is full, or the folder is read-only or outside the project. The old file remains.
+    The old file remains if the disk is full, or if the folder is read-only or outside the project, which are errors.
     """
     reject_outside_links(path.parent)
     try:
@@ -75,13 +72,7 @@ def _replace_file(path: Path, data: bytes | memoryview) -> None:
 
 
 def reject_outside_links(path: Path) -> None:
-    """Reject paths with a link below ``results`` to a folder outside it, because results may come from others.
-
-    Raises
-    ------
-    ArtifactError
-        There is such a link.
-    """
+    """Reject paths with a link below ``results`` to a folder outside it, because results may come from others."""
     if path.parts[:1] != RESULTS.parts or not _has_link_or_dots(path):
         return
     results = os.path.realpath(RESULTS)
@@ -164,14 +155,13 @@ def write_parquet(path: Path, table: pa.Table) -> str:
 
 
 def read_pt(path: Path, sha256: str | None = None) -> dict[str, Any]:
-    """Read nested dicts of memory-mapped tensors. Only tensors are unpickled.
-
-    Raises
-    ------
-    ArtifactError
-        The file is missing, damaged, or contains anything except tensors.
-    """
+    """Read nested dicts of memory-mapped tensors. Only tensors are unpickled. Anything else in the file is an error."""
     import torch
+
+    def is_tensor_tree(value: Any) -> bool:
+        if isinstance(value, dict):
+            return all(isinstance(name, str) and is_tensor_tree(part) for name, part in value.items())
+        return isinstance(value, torch.Tensor)
 
     if not path.is_file():
         raise make_missing_file_error(path)
@@ -180,18 +170,9 @@ def read_pt(path: Path, sha256: str | None = None) -> dict[str, Any]:
     tree: dict[str, Any] = _call_file_reader(
         path, lambda: torch.load(path, weights_only=True, mmap=True, map_location="cpu")
     )
-    if not isinstance(tree, dict) or not _is_tensor_tree(tree):
+    if not isinstance(tree, dict) or not is_tensor_tree(tree):
         raise make_unreadable_file_error(path, "not a dictionary of tensors")
     return tree
-
-
-def _is_tensor_tree(value: Any) -> bool:
-    """Whether a value is a tensor, or nested dicts of tensors by name."""
-    import torch
-
-    if isinstance(value, dict):
-        return all(isinstance(name, str) and _is_tensor_tree(part) for name, part in value.items())
-    return isinstance(value, torch.Tensor)
 
 
 def read_json(path: Path, sha256: str | None = None) -> Any:
@@ -263,13 +244,7 @@ def compute_file_sha256(path: Path) -> str:
 
 
 def read_recorded_sha256(path: Path, record: str | None = None) -> str:
-    """Read the SHA-256 in the file's ``record`` (default: its name with .json).
-
-    Raises
-    ------
-    ArtifactError
-        The record is missing, damaged, or does not name the file.
-    """
+    """Read the SHA-256 in the file's ``record`` (default: its name with .json), which must name the file."""
     record_path = path.with_name(record) if record else path.with_suffix(".json")
     try:
         sha256: str = read_hash_record(record_path)[path.name]
@@ -295,13 +270,7 @@ def _read_record_cached(path: Path, stat: tuple[int, ...]) -> Any:
 
 
 def is_intact(path: Path, sha256: str) -> bool:
-    """Whether the file exists with this SHA-256.
-
-    Raises
-    ------
-    PackError
-        Its pack is damaged.
-    """
+    """Whether the file exists with this SHA-256. Raises a `PackError` if its pack is damaged."""
     try:
         return compute_file_sha256(path) == sha256
     except archive.PackError:

@@ -12,20 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpipe.core.errors import ArtifactError, SettingsError
-from fedpipe.core.storage import archive
+from fedpipe.core.storage import archive, files
+from fedpipe.core.storage.files import RESULTS
 
 if TYPE_CHECKING:
     import pyarrow as pa
-from fedpipe.core.storage.files import (
-    RESULTS,
-    TENSOR_FILES,
-    make_unreadable_file_error,
-    read_hash_record,
-    read_json,
-    read_parquet,
-    read_recorded_sha256,
-    read_verified_bytes,
-)
 
 PARAMS = Path("params.yaml")  #: the main study
 ROUND_GLOB = "[0-9][0-9][0-9][0-9]"  #: number of a round in names of files
@@ -102,15 +93,9 @@ class MergedRoundFiles:
         return int(self.path.name)
 
     def read_recorded_sha256(self, path: Path) -> str:
-        """Read the recorded SHA-256 of one of the files.
-
-        Raises
-        ------
-        ArtifactError
-            The record is missing, damaged, or has another number of rounds.
-        """
-        recorded_sha256 = read_recorded_sha256(path, self.marker.name)
-        if (recorded_rounds := read_hash_record(self.marker).get("rounds")) != self.round_count:
+        """Read the recorded SHA-256 of one of the files. The record must have the number of rounds."""
+        recorded_sha256 = files.read_recorded_sha256(path, self.marker.name)
+        if (recorded_rounds := files.read_hash_record(self.marker).get("rounds")) != self.round_count:
             raise ArtifactError(
                 f"{self.marker} contains {recorded_rounds} rounds instead of {self.round_count}. Delete "
                 f"{self.path} and run again."
@@ -118,15 +103,9 @@ class MergedRoundFiles:
         return recorded_sha256
 
     def check_hashes(self) -> None:
-        """Hash all files.
-
-        Raises
-        ------
-        ArtifactError
-            A file is missing, damaged, or has another number of rounds.
-        """
+        """Hash all files. Raises an error if one is missing, damaged, or has another number of rounds."""
         for path in self.all_files[:-1]:
-            read_verified_bytes(path, self.read_recorded_sha256(path))
+            files.read_verified_bytes(path, self.read_recorded_sha256(path))
 
 
 @dataclass(frozen=True)
@@ -222,10 +201,7 @@ class StudyFiles:
     def from_params(cls, params: Path, preset: str = FULL_PRESET) -> StudyFiles:
         """Get the files of a study. With a preset, its folder ends with ``@`` and the preset's name.
 
-        Raises
-        ------
-        SettingsError
-            The path would collide with another study's, or `fedpipe prune` would not find it.
+        Raises an error if the path would collide with another study's, or if `fedpipe prune` would not find it.
         """
         params = normalize_study_path(params)
         suffix = "" if preset == FULL_PRESET else f"@{preset}"
@@ -307,23 +283,15 @@ RESERVED_NAMES = ("plan.json", "metrics.json", "tables", "plots", "figures", "ke
 def normalize_study_path(params: Path) -> Path:
     """Normalize the path of a study: relative to this folder, if it is in it."""
     cwd, shell_cwd = Path.cwd(), Path(os.environ.get("PWD", ""))
-    for folder in (
-        cwd,
-        *([shell_cwd] if shell_cwd.is_absolute() and shell_cwd.is_dir() and shell_cwd.samefile(cwd) else []),
-    ):
-        if ".." not in params.parts and params.is_relative_to(folder):  # the second may be a link to this folder
+    is_same_folder = shell_cwd.is_absolute() and shell_cwd.is_dir() and shell_cwd.samefile(cwd)
+    for folder in (cwd, shell_cwd) if is_same_folder else (cwd,):  # the second may be a link to this folder
+        if ".." not in params.parts and params.is_relative_to(folder):
             return params.relative_to(folder)
     return params
 
 
 def list_studies(params: Path) -> list[Path]:
-    """List the studies of a path: the file, or all studies below the folder.
-
-    Raises
-    ------
-    SettingsError
-        There is no study in the folder.
-    """
+    """List the studies of a path: the file, or all studies below the folder, which must contain one."""
     if not params.is_dir():
         return [normalize_study_path(params)]
     paths = [normalize_study_path(path) for path in sorted(params.rglob("*.yaml")) if path.name != DVC_YAML]
@@ -333,10 +301,7 @@ def list_studies(params: Path) -> list[Path]:
 
 
 def list_studies_without_readings(params: Path) -> list[Path]:
-    """List the studies of a path like :func:`list_studies`, without the readings of the papers.
-
-    Readings are listed if ``params`` is their folder.
-    """
+    """List the studies of a path, with the readings of the papers only if ``params`` is in their folder."""
     paths, is_selected = list_studies(params), is_in_readings_folder(normalize_study_path(params))
     return [path for path in paths if is_selected or not is_in_readings_folder(path)]
 
@@ -371,34 +336,28 @@ def get_heterogeneity_path(key: str) -> Path:
 
 def read_merged_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """Read a merged table, or some columns, checked against its ``joined.json``."""
-    return read_parquet(path, MergedRoundFiles(path.parent).read_recorded_sha256(path), columns)
+    return files.read_parquet(path, MergedRoundFiles(path.parent).read_recorded_sha256(path), columns)
 
 
-def read_round_hashes(files: RoundFiles, record: Path) -> dict[str, str]:
-    """Read the SHA-256 of a round's files from ``state.json`` or ``round.json``.
-
-    Raises
-    ------
-    ArtifactError
-        The record is missing or damaged, or contains other entries than files of its round.
-    """
-    content = read_json(record)
+def read_round_hashes(round_files: RoundFiles, record: Path) -> dict[str, str]:
+    """Read the SHA-256 of a round's files, and of nothing else, from ``state.json`` or ``round.json``."""
+    content = files.read_json(record)
     digests = content.get("sha256") if isinstance(content, dict) else None
     if not isinstance(digests, dict):
-        raise make_unreadable_file_error(record, "the SHA-256 of the round's files are missing")
+        raise files.make_unreadable_file_error(record, "the SHA-256 of the round's files are missing")
     for name, sha256 in digests.items():
-        is_round_file = name in TENSOR_FILES or ("/" not in name and archive.is_packable(files.path / name))
-        if not is_round_file or not isinstance(sha256, str):
-            raise make_unreadable_file_error(record, f"{name!r} is not a file of its round")
+        is_packable = "/" not in name and archive.is_packable(round_files.path / name)
+        if not (is_packable or name in files.TENSOR_FILES) or not isinstance(sha256, str):
+            raise files.make_unreadable_file_error(record, f"{name!r} is not a file of its round")
     return digests
 
 
-def summarize_round(files: RoundFiles, state: Mapping[str, Any]) -> dict[str, float]:
+def summarize_round(round_files: RoundFiles, state: Mapping[str, Any]) -> dict[str, float]:
     """Summarize a round by name: participants, updates that were left out, mean bytes, and the method's own metrics.
 
     ``state`` is the content of its ``state.json``.
     """
-    traffic = read_parquet(files.participants, state["sha256"][files.participants.name])
+    traffic = files.read_parquet(round_files.participants, state["sha256"][round_files.participants.name])
     mean_bytes = {name: sum(traffic[name].to_pylist()) / len(traffic) for name in ("bytes_down", "bytes_up")}
     left_out = traffic["finite"].to_pylist().count(False)
     return {"participants": len(traffic), "left_out": left_out, **mean_bytes, **state["observed"]}

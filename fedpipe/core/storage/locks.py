@@ -14,13 +14,7 @@ PATIENCE = 60.0  #: seconds after which a waiting process names the lock
 
 @contextmanager
 def lock_file(path: Path) -> Iterator[None]:
-    """Lock a file, and wait for the process that has locked it. The file and its folder are created.
-
-    Raises
-    ------
-    ArtifactError
-        The file can't be created or locked.
-    """
+    """Lock a file, and wait for the process that has locked it. The file and its folder are created."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(path)

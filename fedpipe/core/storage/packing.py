@@ -16,23 +16,16 @@ PACK_LOCK = Path(".snakemake/archive.lock")  #: lock for writing packs, which gi
 def pack_folder(folder: Path) -> None:
     """Move the tables and manifests of a folder's subfolders into its pack. Tensors stay.
 
-    They replace members with the same names. If the process is killed, each file exists once or twice. Other processes
-    can write, read and pack the same folder.
-
-    Raises
-    ------
-    PackError
-        A member that is not replaced is damaged. Nothing is written or deleted.
+    They replace members with the same names. If another member is damaged, nothing is written or deleted. If the
+    process is killed, each file exists once or twice. Other processes can write, read and pack the same folder.
     """
+    pack_file = archive.get_pack_path(folder)
     with lock_file(PACK_LOCK):
         loose_files = {path: read_bytes(path) for path in sorted(folder.glob("*/*")) if archive.is_packable(path)}
         if loose_files:
             members = {archive.locate_pack_member(path)[1]: data for path, data in loose_files.items()}
-            write_bytes(
-                archive.get_pack_path(folder),
-                archive.build_pack(archive.read_pack_members(archive.get_pack_path(folder), members) | members),
-            )
-            fsync_files(archive.get_pack_path(folder))
+            write_bytes(pack_file, archive.build_pack(archive.read_pack_members(pack_file, members) | members))
+            fsync_files(pack_file)
         for path, data in loose_files.items():
             with suppress(FileNotFoundError):
                 _delete_if_unchanged(path, data)
@@ -54,24 +47,19 @@ def _delete_if_unchanged(path: Path, data: bytes) -> None:
 
 
 def unpack_folder(folder: Path) -> None:
-    """Unpack all members with the time of the pack. Nothing is written if the pack is damaged.
-
-    Raises
-    ------
-    PackError
-        The pack has another format.
-    """
+    """Unpack all members with the time of the pack. Nothing is written if the pack is damaged."""
     pack_file = archive.get_pack_path(folder)
     if not pack_file.exists():
         return
     with lock_file(PACK_LOCK), suppress(FileNotFoundError):  # another process has unpacked it
         mtime_ns = pack_file.stat().st_mtime_ns
-        for name, data in archive.read_pack_members(pack_file).items():
+        members = archive.read_pack_members(pack_file)
+        for name, data in members.items():
             path = folder / name
             if not path.exists():
                 write_bytes(path, data)
                 os.utime(path, ns=(mtime_ns, mtime_ns))
-        fsync_files(*(folder / name for name in archive.list_pack_members(pack_file)))
+        fsync_files(*(folder / name for name in members))
         remove_path(pack_file)
 
 
