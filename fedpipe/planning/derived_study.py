@@ -11,7 +11,7 @@ import itertools
 import os
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -268,6 +268,7 @@ class DerivedStudy:
         labels = study.get("algorithms", params.study.algorithms)
         if not isinstance(labels, (list, tuple)) or not all(isinstance(label, str) for label in labels):
             return  # the plan rejects the labels
+        methods = {label: params.algorithms[label] for label in labels if label in params.algorithms}
         for override in self.overrides:
             grid.reject_unknown_key("-S", override.key, params)
             section, _, name = override.key.partition(".")
@@ -282,14 +283,14 @@ class DerivedStudy:
                         f"{override} has no effect, because the preset {preset} sets study. Use another preset."
                     )
                 continue
-            for label, key in _iterate_method_override_keys(params, labels):
-                if grid.has_overlap(key, override.key):
+            for label, method in methods.items():
+                if key := _find_overlapping_key(override, [method.options.overrides]):
                     raise SettingsError(
                         f"{override} has no effect on {label}, because algorithms.{label}.overrides sets '{key}'. "
                         f"Change it in {self.base}."
                     )
-            for name, key in _iterate_grid_keys(grid_lists):
-                if grid.has_overlap(key, override.key):
+            for name, values in grid_lists.items():
+                if key := _find_overlapping_key(override, grid.list_axis_changes(name, values)):
                     raise SettingsError(
                         f"{override} does not apply, because '{name}' in study.grid sets {key}. Edit the grid of "
                         f"{self.base}, or remove it with -S 'study.grid={{}}'."
@@ -332,17 +333,6 @@ def _list_grids(settings: Any, presets: Sequence[Any]) -> list[Any]:
     return [entry for entry in grids if isinstance(entry, dict)]
 
 
-def _iterate_grid_keys(grid_lists: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Iterate over the keys that a grid sets, each with the name of its list or axis."""
-    for name, values in grid_lists.items():
-        axis_values = values.values() if isinstance(values, dict) else [{name: None}]
-        for key in dict.fromkeys(key for changes in axis_values if isinstance(changes, dict) for key in changes):
-            yield name, key
-
-
-def _iterate_method_override_keys(params: Params, labels: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Iterate over the keys that methods set for themselves, each with the method's label."""
-    for label in labels:
-        if label in params.algorithms:
-            for key in params.algorithms[label].options.overrides:
-                yield label, key
+def _find_overlapping_key(override: Override, changes: Sequence[dict[str, Any]]) -> str | None:
+    """Find the first key in these mappings that overlaps the key of an option."""
+    return next((key for part in changes for key in part if grid.has_overlap(key, override.key)), None)

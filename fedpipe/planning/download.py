@@ -61,13 +61,9 @@ def download_dataset(name: str) -> Path:
         No plan has it, or its settings file was edited. See also :func:`load_and_save_dataset`.
     """
     path = store.get_dataset_settings_path(name)
-    section = parser.parse_dataset(read_verified_settings(path, name, _compute_dataset_name))
+    settings = read_verified_settings(path, name, lambda settings: parser.parse_dataset(settings).dataset_path.stem)
+    section = parser.parse_dataset(settings)
     return load_and_save_dataset(section.effective_dataset, section.fetcher)
-
-
-def _compute_dataset_name(settings: Any) -> str:
-    """Compute the name of a data set, which contains a hash of its settings."""
-    return parser.parse_dataset(settings).dataset_path.stem
 
 
 def load_and_save_dataset(dataset: Dataset, fetch: Fetcher, path: Path | None = None) -> Path:
@@ -312,11 +308,9 @@ def _iterate_grid_datasets(settings: dict[str, Any]) -> Iterator[Data]:
 
 def _select_distinct_dataset_settings(axis_name: str, values: Any) -> list[dict[str, Any]]:
     """Select the distinct data set settings of a list or an axis."""
-    is_list = isinstance(values, list)
-    axis = [{axis_name: value} for value in values] if is_list else convert_to_mapping(values).values()
     dataset_settings = [
-        {key: value for key, value in convert_to_mapping(entry).items() if grid.is_key_within_section(key, "dataset")}
-        for entry in axis
+        {key: value for key, value in changes.items() if grid.is_key_within_section(key, "dataset")}
+        for changes in grid.list_axis_changes(axis_name, values)
     ]
     return [entry for index, entry in enumerate(dataset_settings) if entry not in dataset_settings[:index]]
 
@@ -360,7 +354,8 @@ def _write_key_into_study(
     root: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
     node = root
     for part in key_path:
-        node = _find_yaml_mapping(node, part)
+        entries = node.value if isinstance(node, yaml.MappingNode) else []
+        node = next((value for name, value in entries if name.value == part), None)
     if not isinstance(node, yaml.MappingNode) or not node.value:
         return False
     if any(name.value == key for name, _ in node.value):
@@ -400,12 +395,3 @@ def _iterate_alias_paths(
     elif isinstance(root, yaml.MappingNode):
         for name, value in root.value:
             yield from _iterate_alias_paths(value, node, (*parent_keys, name.value))
-
-
-def _find_yaml_mapping(node: yaml.Node | None, key: str) -> yaml.MappingNode | None:
-    """Find the mapping below a key."""
-    if isinstance(node, yaml.MappingNode):
-        for name, value in node.value:
-            if name.value == key and isinstance(value, yaml.MappingNode):
-                return value
-    return None
