@@ -59,8 +59,9 @@ class NewPlan(Plan):
     run_settings: dict[str, RunSettings]  #: settings of each run by key
     file_texts: dict[str, str]  #: files of jobs by path: ``run.yaml``, ``partition.yaml``, data sets' settings
     sample_counts: dict[str, tuple[int, int]]  #: estimated training samples and all samples, by partition
-    source_hashes: dict[str, str]  #: source files of the plan, each with its SHA-256 or stat fingerprint
     unavailable_runs: dict[str, str]  #: missing data by path of runs that need a network
+    #: Source files of the plan, each with its SHA-256 or stat fingerprint.
+    source_hashes: dict[str, str] = field(default_factory=dict)
     draw_planners: tuple[DrawPlanner, ...] = ()  #: plan a draw of each search from its number and values
 
     @override
@@ -117,11 +118,10 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
         for plan_draw, result in zip(plan.draw_planners, rung.searches, strict=True):
             for new in result.new_draws:
                 plan_draw(new.draw, new.values)  # extends the dicts that the plan shares with the draft
-    if rungs:  # the models of these draws are sources, too
-        plan = dataclasses.replace(
-            plan, source_hashes=plan.source_hashes | _list_component_file_hashes(draft.components)
-        )
-    return dataclasses.replace(plan, source_hashes=plan.source_hashes | source_hashes)
+    # With the models of these draws.
+    return dataclasses.replace(
+        plan, source_hashes=_list_component_file_hashes(draft.components) | draft.fingerprints | source_hashes
+    )
 
 
 @dataclass
@@ -229,9 +229,10 @@ class _PlanDraft:
             study_facts.require_model_of_tune_protocol(params.algorithms[label].algorithm, label, params, protocol)
             resolve = partial(resolve_draw, label)
             plan_draw = self.draw_planners[name] = partial(self._plan_draw, tune, label, params, protocol, resolve)
-            candidates = []
-            for draw, values in enumerate(values_by_label[label]):
-                candidates.append(plan_draw(draw, values, is_assumed=draw >= tune.new_draw_counts[0]))
+            candidates = tuple(
+                plan_draw(draw, values, is_assumed=draw >= tune.new_draw_counts[0])
+                for draw, values in enumerate(values_by_label[label])
+            )
             if candidates and tune.sampler == "tpe":
                 for values in tune.list_extreme_values(label):
                     resolve(values)
@@ -242,7 +243,7 @@ class _PlanDraft:
                 protocol=protocol,
                 dataset=params.dataset.dataset_path.stem,
                 partitions=tuple(compute_json_digest(self.run_settings[key].partition_settings) for key in first_keys),
-                candidates=tuple(candidates),
+                candidates=candidates,
             )
             self.warnings += search.list_warnings_about_equal_draws(tune, self.searches[name])
 
@@ -319,7 +320,6 @@ class _PlanDraft:
             run_settings=self.run_settings,
             file_texts=self.file_texts,
             sample_counts=self.sample_counts,
-            source_hashes=_list_component_file_hashes(self.components) | self.fingerprints,
             unavailable_runs=self.unavailable_runs,
             draw_planners=tuple(self.draw_planners.values()),
         )

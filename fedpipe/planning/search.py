@@ -188,23 +188,20 @@ def assume_search_results(
     rungs, winners = list(plan.read_rungs()), dict[str, RunSettings]()
     tuning = plan.tuning.replace_tpe_draws(rungs)
 
-    def count_complete_rounds(search: PlannedSearch, draw: int) -> int:
-        return sum(len(files.list_complete_rounds()) for files in search.list_run_files(draw))
-
     def list_winner_runs(search: PlannedSearch, draw: int) -> list[RunSettings]:
         return list_winner_settings(plan, search, draw, lambda files: settings_by_key[files.path.name])
 
-    def count_complete_winner_rounds(search: PlannedSearch, draw: int) -> int:
-        keys = (settings.key for settings in list_winner_runs(search, draw))
+    def count_complete_rounds(search: PlannedSearch, is_winner: bool, draw: int) -> int:
+        keys = (settings.key for settings in list_winner_runs(search, draw)) if is_winner else search.draws[draw].keys
         return sum(len(RunFiles.from_key(search.algorithm, key).list_complete_rounds()) for key in keys)
 
     for number in range(len(rungs), len(tuning.rungs)):
         results, rounds = [], tuning.rungs[number]
         is_last = rounds == tuning.rungs[-1]
-        count = count_complete_winner_rounds if is_last else count_complete_rounds
         for index, search in enumerate(tuning.searches):
             selected = rungs[-1].searches[index].selected if rungs else ()
-            draws = sorted(tuning.list_rung_draws(search, number, selected), key=functools.partial(count, search))
+            count = functools.partial(count_complete_rounds, search, is_last)
+            draws = sorted(tuning.list_rung_draws(search, number, selected), key=count)
             kept = select_continuing_draws(search.draws, draws, is_last)
             results.append(RungSearch(algorithm=search.algorithm, grid=search.grid, ranking=(), selected=kept, keys=()))
         rungs.append(Rung(search=plan.search_digest, rounds=rounds, searches=tuple(results)))
