@@ -16,6 +16,7 @@ from fedpipe.core.components import registry
 from fedpipe.core.components.component import ALGORITHM, MODEL, PARTITION, Component, ComponentKind
 from fedpipe.core.errors import SettingsError, find_nearest_name, suggest_name
 from fedpipe.settings.base import LABEL_PATTERN, Label, Protocol, Section
+from fedpipe.settings.loader import convert_to_mapping
 
 #: Keys of `federation` that a method can't override, because they determine the data
 DATA_KEYS = {"federation.clients", "federation.held_out", "federation.drift"}
@@ -90,9 +91,7 @@ def parse_method_options(settings: Any, label: str) -> MethodOptions:
     SettingsError
         One line for each mistake.
     """
-    entries = settings.get("algorithms") or {}
-    entry = entries.get(label) if isinstance(entries, Mapping) else None
-    return _parse_method_entry_options(entry, label)
+    return _parse_method_entry_options(convert_to_mapping(settings.get("algorithms")).get(label), label)
 
 
 def get_method_title(label: str, method: Method) -> str:
@@ -113,9 +112,7 @@ def get_algorithm_display_name(algorithm: Component) -> str:
 
 
 def _parse_method_entry_options(entry: Any, label: str) -> MethodOptions:
-    method_settings = (
-        {name: value for name, value in entry.items() if name in METHOD_KEYS} if isinstance(entry, Mapping) else {}
-    )
+    method_settings = {name: value for name, value in convert_to_mapping(entry).items() if name in METHOD_KEYS}
     return MethodOptions.from_settings(method_settings, f"algorithms.{label}")
 
 
@@ -153,8 +150,7 @@ def parse_algorithm(settings: Mapping[str, Any], label: str, changes: Mapping[st
     SettingsError
         The study has no such method, or a parameter is wrong.
     """
-    entries = settings.get("algorithms")
-    entries = entries if isinstance(entries, dict) else {}
+    entries = convert_to_mapping(settings.get("algorithms"))
     known_labels = sorted({*entries, *registry.list_components(ALGORITHM)})
     if label not in known_labels:
         raise SettingsError(f"'{label}' is not a method of the study. {suggest_name(label, known_labels)}")
