@@ -101,13 +101,7 @@ class CombinedPlan:
 
     @property
     def execution(self) -> Execution:
-        """Section `execution`, which must be the same for all studies.
-
-        Raises
-        ------
-        SettingsError
-            The studies differ in `execution` or `artifacts`.
-        """
+        """Section `execution`, which must be the same for all studies."""
         first, *others = self.plans
         for plan, key in itertools.product(others, ("execution", "artifacts.keep_models")):
             if attrgetter(key)(plan) != attrgetter(key)(first):

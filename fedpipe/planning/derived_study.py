@@ -47,13 +47,7 @@ class Override:
 
     @classmethod
     def from_option(cls, option: str) -> Override:
-        """Parse an option.
-
-        Raises
-        ------
-        SettingsError
-            It is not KEY=VALUE, the value is not YAML, or the key can't be set.
-        """
+        """Parse an option: KEY=VALUE, with a value in YAML and a key that can be set."""
         key, sign, text = (part.strip() for part in option.partition("="))
         if not sign or not text or not all(key.split(".")):
             raise SettingsError(f"-S: '{option}' is not KEY=VALUE. Use for example -S federation.rounds=10.")
@@ -116,13 +110,7 @@ class DerivedStudy:
 
     @classmethod
     def from_options(cls, base: Path, options: Sequence[str]) -> DerivedStudy:
-        """Derive a study. The order of the options has no effect.
-
-        Raises
-        ------
-        SettingsError
-            An option is not KEY=VALUE, a key is set twice, or the base is not a study.
-        """
+        """Derive a study. The order of the options has no effect."""
         base = layout.normalize_study_path(base)
         StudyFiles.from_params(base)  # raises an error if it is outside the project
         overrides = tuple(sorted(map(Override.from_option, options)))
@@ -150,13 +138,7 @@ class DerivedStudy:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The settings of the base with the new values.
-
-        Raises
-        ------
-        SettingsError
-            The base can't be read, or a key can't be set in it.
-        """
+        """The settings of the base with the new values."""
         settings = loader.read_params(self.base)
         presets_by_name = convert_to_mapping(settings.get("presets"))
         presets = [changes for changes in presets_by_name.values() if isinstance(changes, dict)]
@@ -186,13 +168,7 @@ class DerivedStudy:
         return "outdated" if text == self._prepend_origin(body) else "edited"
 
     def make_plan(self, preset: str) -> planner.NewPlan:
-        """Plan the study without writing anything, except its file if the command in an error reads the file.
-
-        Raises
-        ------
-        SettingsError
-            The base with the new values is invalid, or a new value has no effect.
-        """
+        """Plan the study without writing anything, except its file if the command in an error reads the file."""
         try:
             self._reject_overrides_without_effect(preset)
             return planner.make_plan(self.path, preset, self.settings)
@@ -206,13 +182,7 @@ class DerivedStudy:
             ) from None
 
     def write_study(self, preset: str) -> bool:
-        """Check the study, and write its file if it is missing or outdated. Return whether it was.
-
-        Raises
-        ------
-        SettingsError
-            The study is invalid, or the user has edited its file.
-        """
+        """Check the study, and write its file if it is missing or outdated. Return whether it was."""
         self.require_unedited_file()
         if self.file_state == "current":
             return False
@@ -221,13 +191,7 @@ class DerivedStudy:
         return True
 
     def require_unedited_file(self) -> None:
-        """Reject a file that the user has edited, or that is derived from another study.
-
-        Raises
-        ------
-        SettingsError
-            The file has other settings than those of the base with the new values.
-        """
+        """Reject a file that the user has edited, or that is derived from another study."""
         if self.file_state != "edited":
             return
         head = self.path.read_text(encoding="utf-8").partition("\n")[0]

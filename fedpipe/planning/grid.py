@@ -34,10 +34,7 @@ class GridPoint:
 def collect_grid_keys(study_params: Params, preset_changes: dict[str, Any]) -> dict[str, list[str]]:
     """Collect the keys that each list or axis of the grid sets. ``preset_changes`` are the keys of the preset.
 
-    Raises
-    ------
-    SettingsError
-        A key can't be varied, has no effect, or is set twice.
+    Reject a key that can't be varied, has no effect, or is set twice.
     """
     keys_by_name: dict[str, list[str]] = {}
     for name, values in study_params.study.grid.items():
@@ -103,11 +100,6 @@ def build_grid_point_params(
 
     The order of precedence is: preset, overrides of the method, grid, study. Keys of the preset are not among the
     overrides. ``obtain_command`` is the command that obtains the study's data.
-
-    Raises
-    ------
-    SettingsError
-        The settings are invalid. Each message names the point.
     """
     with add_location_to_errors(point.locations):
         point_settings = loader.override_settings(raw, point.changes, preset_changes)
@@ -141,13 +133,7 @@ def build_draw_params(
     label: str,
     values: dict[str, Any],
 ) -> Params:
-    """Resolve the settings of a method at a point with the drawn values of `tune`, which no other key overlaps.
-
-    Raises
-    ------
-    SettingsError
-        A drawn value is invalid. Each message has the point and the draw.
-    """
+    """Resolve the settings of a method at a point with the drawn values of `tune`, which no other key overlaps."""
     drawn_values = ", ".join(f"{key}: {value}" for key, value in values.items())
     locations = [*point.locations, f"with {drawn_values}, which tune.over draws for {label}"]
     with add_location_to_errors(locations):

@@ -34,13 +34,7 @@ def get_ranking_protocol(tune: Tune, params: Params, label: str) -> ValidationPr
 
 
 def check_tune_section(study_params: Params, preset_changes: dict[str, Any], grid_keys: dict[str, list[str]]) -> None:
-    """Require that the search fits its study.
-
-    Raises
-    ------
-    SettingsError
-        A key can't be tuned or is set elsewhere, a seed is used twice, or a section can't be used with `tune`.
-    """
+    """Require that the search fits its study."""
     tune, study = study_params.tune, study_params.study
     if tune is None:
         return
@@ -146,13 +140,7 @@ def list_winner_keys(plan: Plan, search: PlannedSearch, draw: int) -> list[str]:
 
 
 def write_winner_settings(plan: Plan) -> None:
-    """Write the settings of the winners' runs, if the winners are known. Their jobs read them.
-
-    Raises
-    ------
-    ArtifactError
-        The keys in the result of the last rung are not those of the winners.
-    """
+    """Write the settings of the winners' runs, if the winners are known. Their jobs read them."""
     plan, rungs = plan.add_search_results(), plan.read_rungs()
     if plan.tuning is None or len(rungs) < len(plan.tuning.rungs):
         return
@@ -176,12 +164,7 @@ def assume_search_results(
     """Complete the results of the rungs, for a forecast: the draws with the fewest complete rounds continue.
 
     So the remaining work is an upper bound. Draws that TPE has not made yet are assumed to be those of the Sobol
-    sequence.
-
-    Returns
-    -------
-    tuple
-        The results, and the settings of the winners' runs by key.
+    sequence. Returns the results, and the settings of the winners' runs by key.
     """
     if plan.tuning is None:
         return (), {}

@@ -75,13 +75,7 @@ class Section(BaseModel):
 
     @classmethod
     def from_settings(cls, settings: Any, key: str) -> Self:
-        """Validate the settings of this section alone. ``key`` is its key for messages.
-
-        Raises
-        ------
-        SettingsError
-            One line for each mistake.
-        """
+        """Validate the settings of this section alone. ``key`` is its key for messages."""
         try:
             return cls.model_validate(settings)
         except ValidationError as error:
@@ -107,10 +101,7 @@ def require_unique_values(values: tuple[Any, ...]) -> tuple[Any, ...]:
 def check_and_sort_clients(clients: float | tuple[int, ...], advice: str) -> float | tuple[int, ...]:
     """Sort a list of clients, so that every order has the same key. A fraction stays as it is.
 
-    Raises
-    ------
-    ValueError
-        The list is empty or contains a client twice. ``advice`` ends the message about an empty list.
+    Reject an empty list, with ``advice``, and a client that is listed twice.
     """
     if not isinstance(clients, tuple):
         return clients

@@ -163,13 +163,7 @@ class Data(Section):
 
     @property
     def num_partitioned_samples(self) -> int:
-        """Number of samples that the scheme partitions.
-
-        Raises
-        ------
-        SettingsError
-            The split is official, but the data set has no test set.
-        """
+        """Number of samples that the scheme partitions. An official split needs a test set."""
         size, tests = self.dataset_info.size, self.dataset_info.tests
         if self.split == "official" and not tests:
             raise SettingsError("dataset.split: 'official' needs a test set, but the data set has none. Use 'pooled'.")
@@ -179,13 +173,7 @@ class Data(Section):
 
     @property
     def dataset_info(self) -> DatasetInfo:
-        """Shape, classes and size, known before any job.
-
-        Raises
-        ------
-        ArtifactError
-            They are in a file that is not stored yet.
-        """
+        """Shape, classes and size. An ArtifactError if they are in a file that is not stored yet."""
         declared_info = self.effective_dataset.info
         return store.read_dataset_info(self.dataset_path) if declared_info is None else declared_info
 
@@ -216,13 +204,7 @@ class Data(Section):
 
     @property
     def extra_columns(self) -> Mapping[str, Column]:
-        """Columns of its samples besides inputs and labels, by name.
-
-        Raises
-        ------
-        SettingsError
-            It is not stored yet.
-        """
+        """Columns of its samples besides inputs and labels, by name. The data set must be stored."""
         if not self.dataset_path.is_file():
             raise SettingsError(
                 f"dataset.name: '{self.name}' is not stored yet, but the partition reads one of its columns. Run "

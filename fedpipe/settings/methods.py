@@ -84,13 +84,7 @@ class Method:
 
 
 def parse_method_options(settings: Any, label: str) -> MethodOptions:
-    """Parse the options of a method in settings that are not validated yet, such as those of a grid point.
-
-    Raises
-    ------
-    SettingsError
-        One line for each mistake.
-    """
+    """Parse the options of a method in settings that are not validated yet, such as those of a grid point."""
     return _parse_method_entry_options(convert_to_mapping(settings.get("algorithms")).get(label), label)
 
 
@@ -117,13 +111,7 @@ def _parse_method_entry_options(entry: Any, label: str) -> MethodOptions:
 
 
 def parse_method(entry: Any, label: str) -> Method:
-    """Parse an entry of `algorithms`.
-
-    Raises
-    ------
-    SettingsError
-        One line for each mistake.
-    """
+    """Parse an entry of `algorithms`."""
     return Method(options=_parse_method_entry_options(entry, label), algorithm=_parse_algorithm_entry(entry, label))
 
 
@@ -134,22 +122,7 @@ def _parse_algorithm_entry(entry: Any, label: str) -> Component:
 
 
 def parse_algorithm(settings: Mapping[str, Any], label: str, changes: Mapping[str, Any]) -> Component:
-    """Parse the algorithm of a method, with changed parameters. Other settings are not validated.
-
-    Parameters
-    ----------
-    settings
-        Settings of the YAML file.
-    label
-        Label of the method.
-    changes
-        Parameters with other values.
-
-    Raises
-    ------
-    SettingsError
-        The study has no such method, or a parameter is wrong.
-    """
+    """Parse the algorithm of a method in a YAML file, with changed parameters. Other settings are not validated."""
     entries = convert_to_mapping(settings.get("algorithms"))
     known_labels = sorted({*entries, *registry.list_components(ALGORITHM)})
     if label not in known_labels:

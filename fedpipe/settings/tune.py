@@ -218,10 +218,7 @@ class Tune(Section):
     def draw_values(self, labels: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
         """Draw values by a scrambled Sobol sequence that all methods share, so that they try the same common values.
 
-        Returns
-        -------
-        dict
-            By label, the values of each draw by key. Fewer draws are the first of these. Empty without ranges.
+        Returns the values of each draw by key, by label. Fewer draws are the first of these. Empty without ranges.
         """
         from scipy.stats import qmc  # imported here, because `fedpipe status` imports no NumPy
 
