@@ -225,10 +225,8 @@ class DerivedStudy:
         if any(grid.is_key_within_section(override.key, "dataset") for override in self.overrides):
             base, path = base | {"dataset": self.settings.get("dataset") or {}}, self.path  # the base may lack data
         params = parser.parse_params(base, None, (), format_download_command(path))  # the names in its messages
-        study = settings.get("study") or {}
-        grid_lists = (study.get("grid") or {}) if isinstance(study, dict) else None
-        if not isinstance(grid_lists, dict):
-            return  # the plan rejects the preset
+        study = convert_to_mapping(settings.get("study"))
+        grid_lists = convert_to_mapping(study.get("grid"))
         labels = study.get("algorithms", params.study.algorithms)
         if not isinstance(labels, (list, tuple)) or not all(isinstance(label, str) for label in labels):
             return  # the plan rejects the labels

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
+from typing import cast
 
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.core import overrides
@@ -48,7 +49,7 @@ def get_algorithm_name(algorithm: Algorithm) -> str:
 def find_naming_mistakes(algorithm: Algorithm) -> Iterator[str]:
     """Messages about names in an algorithm's class and settings, and about arguments of its hooks."""
     label = get_algorithm_name(algorithm)
-    yield from _find_class_mistakes(type(algorithm), label)
+    yield from _find_class_mistakes(cast(Hashable, type(algorithm)), label)
     for key in algorithm.unsupported_settings:
         if key not in Federation.model_fields:
             yield (

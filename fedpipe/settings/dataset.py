@@ -239,13 +239,12 @@ class Data(Section):
                 sha256 = getattr(source, "sha256", None)
                 return f"dataset.sha256: the file with SHA-256 {sha256} is not stored. Run `{download_command}`."
         if (
-            not isinstance(source, PublishedDataset)
-            or source.sha256
-            or not fetcher.is_mirror_local
-            or self.dataset_path.is_file()
+            isinstance(source, PublishedDataset)
+            and not (source.sha256 or self.dataset_path.is_file())
+            and fetcher.is_mirror_local
+            and fetcher.has_file(source.substitute_name)
+            and not all(fetcher.has_file(file.name) for file in source.files)
         ):
-            return None
-        if fetcher.has_file(source.substitute_name) and not all(fetcher.has_file(file.name) for file in source.files):
             return (
                 f"dataset.sha256: missing for {source.substitute_name}, which the mirror has instead of the original "
                 f"files of '{self.name}'. Run `{download_command}`, which fills it in."

@@ -37,12 +37,10 @@ def replace_names_by_numbers(settings: dict[str, Any]) -> dict[str, Any]:
     federation = convert_to_mapping(settings.get("federation"))
     drift = convert_to_mapping(federation.get("drift"))
     scheme_settings = convert_to_mapping(settings.get("partition"))
-    clients_by_key = {
-        "federation.held_out": federation.get("held_out"),
-        "federation.drift.clients": drift.get("clients"),
-    }
     client_lists: dict[str, Any] = {
-        key: clients for key, clients in clients_by_key.items() if isinstance(clients, (list, tuple))
+        f"federation.{key}": clients
+        for key, clients in (("held_out", federation.get("held_out")), ("drift.clients", drift.get("clients")))
+        if isinstance(clients, (list, tuple))
     }
     label_map: Any = drift.get("label_map")
     needs_count = scheme_settings.get(PARTITION.selector) == "natural" and "clients" not in federation
