@@ -25,34 +25,9 @@ from fedpipe.settings import federation, loader, methods, parser
 from fedpipe.settings.report import Report
 from tests import small_studies as studies
 from tests.errors import rejects
+from tests.planning.custom_components import CUSTOM_COMPONENTS
 
 pytestmark = pytest.mark.usefixtures("in_empty_folder")
-
-CUSTOM_COMPONENTS = '''
-from dataclasses import InitVar, dataclass, field
-from pathlib import Path
-from typing import ClassVar
-
-from fedpipe.algorithms.fedavg import FedAvg
-from fedpipe.data.partitions.iid import IID
-from fedpipe.models.mlp import MLP
-
-
-@dataclass(frozen=True, kw_only=True)
-class Own(FedAvg):
-    """FedAvg by another name."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Alike(IID):
-    """IID by another name."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Layers(MLP):
-    """MLP by another name."""
-'''
-
 
 DERIVED_CLASS = '''
 
