@@ -36,18 +36,10 @@ def _read_plan_cached(path: Path, fingerprint: str) -> Plan | None:
 
 @dataclass(frozen=True)
 class CombinedPlan:
-    """One study or several. Each run is computed once, with the largest number of rounds of these studies.
+    """One study or several. Each run is computed once, with the largest number of rounds of these studies."""
 
-    Parameters
-    ----------
-    plans
-        One plan per study.
-    unavailable_runs
-        Paths of runs that are omitted, with everything that depends on them.
-    """
-
-    plans: tuple[Plan, ...]
-    unavailable_runs: frozenset[str] = frozenset()
+    plans: tuple[Plan, ...]  #: one per study
+    unavailable_runs: frozenset[str] = frozenset()  #: paths of runs that are omitted, with all that depends on them
 
     @cached_property
     def plans_with_draws(self) -> tuple[Plan, ...]:
@@ -101,13 +93,7 @@ class CombinedPlan:
 
     @property
     def execution(self) -> Execution:
-        """Section `execution`, which must be the same for all studies.
-
-        Raises
-        ------
-        SettingsError
-            The studies differ in `execution` or `artifacts`.
-        """
+        """Section `execution`, which must be the same for all studies."""
         first, *others = self.plans
         for plan, key in itertools.product(others, ("execution", "artifacts.keep_models")):
             if attrgetter(key)(plan) != attrgetter(key)(first):

@@ -11,7 +11,7 @@ import itertools
 import os
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -47,13 +47,7 @@ class Override:
 
     @classmethod
     def from_option(cls, option: str) -> Override:
-        """Parse an option.
-
-        Raises
-        ------
-        SettingsError
-            It is not KEY=VALUE, the value is not YAML, or the key can't be set.
-        """
+        """Parse an option: KEY=VALUE, with a value in YAML and a key that can be set."""
         key, sign, text = (part.strip() for part in option.partition("="))
         if not sign or not text or not all(key.split(".")):
             raise SettingsError(f"-S: '{option}' is not KEY=VALUE. Use for example -S federation.rounds=10.")
@@ -116,13 +110,7 @@ class DerivedStudy:
 
     @classmethod
     def from_options(cls, base: Path, options: Sequence[str]) -> DerivedStudy:
-        """Derive a study. The order of the options has no effect.
-
-        Raises
-        ------
-        SettingsError
-            An option is not KEY=VALUE, a key is set twice, or the base is not a study.
-        """
+        """Derive a study. The order of the options has no effect."""
         base = layout.normalize_study_path(base)
         StudyFiles.from_params(base)  # raises an error if it is outside the project
         overrides = tuple(sorted(map(Override.from_option, options)))
@@ -150,13 +138,7 @@ class DerivedStudy:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The settings of the base with the new values.
-
-        Raises
-        ------
-        SettingsError
-            The base can't be read, or a key can't be set in it.
-        """
+        """The settings of the base with the new values."""
         settings = loader.read_params(self.base)
         presets_by_name = convert_to_mapping(settings.get("presets"))
         presets = [changes for changes in presets_by_name.values() if isinstance(changes, dict)]
@@ -186,13 +168,7 @@ class DerivedStudy:
         return "outdated" if text == self._prepend_origin(body) else "edited"
 
     def make_plan(self, preset: str) -> planner.NewPlan:
-        """Plan the study without writing anything, except its file if the command in an error reads the file.
-
-        Raises
-        ------
-        SettingsError
-            The base with the new values is invalid, or a new value has no effect.
-        """
+        """Plan the study without writing anything, except its file if the command in an error reads the file."""
         try:
             self._reject_overrides_without_effect(preset)
             return planner.make_plan(self.path, preset, self.settings)
@@ -206,13 +182,7 @@ class DerivedStudy:
             ) from None
 
     def write_study(self, preset: str) -> bool:
-        """Check the study, and write its file if it is missing or outdated. Return whether it was.
-
-        Raises
-        ------
-        SettingsError
-            The study is invalid, or the user has edited its file.
-        """
+        """Check the study, and write its file if it is missing or outdated. Return whether it was."""
         self.require_unedited_file()
         if self.file_state == "current":
             return False
@@ -221,13 +191,7 @@ class DerivedStudy:
         return True
 
     def require_unedited_file(self) -> None:
-        """Reject a file that the user has edited, or that is derived from another study.
-
-        Raises
-        ------
-        SettingsError
-            The file has other settings than those of the base with the new values.
-        """
+        """Reject a file that the user has edited, or that is derived from another study."""
         if self.file_state != "edited":
             return
         head = self.path.read_text(encoding="utf-8").partition("\n")[0]
@@ -261,13 +225,12 @@ class DerivedStudy:
         if any(grid.is_key_within_section(override.key, "dataset") for override in self.overrides):
             base, path = base | {"dataset": self.settings.get("dataset") or {}}, self.path  # the base may lack data
         params = parser.parse_params(base, None, (), format_download_command(path))  # the names in its messages
-        study = settings.get("study") or {}
-        grid_lists = (study.get("grid") or {}) if isinstance(study, dict) else None
-        if not isinstance(grid_lists, dict):
-            return  # the plan rejects the preset
+        study = convert_to_mapping(settings.get("study"))
+        grid_lists = convert_to_mapping(study.get("grid"))
         labels = study.get("algorithms", params.study.algorithms)
         if not isinstance(labels, (list, tuple)) or not all(isinstance(label, str) for label in labels):
             return  # the plan rejects the labels
+        methods = {label: params.algorithms[label] for label in labels if label in params.algorithms}
         for override in self.overrides:
             grid.reject_unknown_key("-S", override.key, params)
             section, _, name = override.key.partition(".")
@@ -282,14 +245,14 @@ class DerivedStudy:
                         f"{override} has no effect, because the preset {preset} sets study. Use another preset."
                     )
                 continue
-            for label, key in _iterate_method_override_keys(params, labels):
-                if grid.has_overlap(key, override.key):
+            for label, method in methods.items():
+                if key := _find_overlapping_key(override, [method.options.overrides]):
                     raise SettingsError(
                         f"{override} has no effect on {label}, because algorithms.{label}.overrides sets '{key}'. "
                         f"Change it in {self.base}."
                     )
-            for name, key in _iterate_grid_keys(grid_lists):
-                if grid.has_overlap(key, override.key):
+            for name, values in grid_lists.items():
+                if key := _find_overlapping_key(override, grid.list_axis_changes(name, values)):
                     raise SettingsError(
                         f"{override} does not apply, because '{name}' in study.grid sets {key}. Edit the grid of "
                         f"{self.base}, or remove it with -S 'study.grid={{}}'."
@@ -332,17 +295,6 @@ def _list_grids(settings: Any, presets: Sequence[Any]) -> list[Any]:
     return [entry for entry in grids if isinstance(entry, dict)]
 
 
-def _iterate_grid_keys(grid_lists: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Iterate over the keys that a grid sets, each with the name of its list or axis."""
-    for name, values in grid_lists.items():
-        axis_values = values.values() if isinstance(values, dict) else [{name: None}]
-        for key in dict.fromkeys(key for changes in axis_values if isinstance(changes, dict) for key in changes):
-            yield name, key
-
-
-def _iterate_method_override_keys(params: Params, labels: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Iterate over the keys that methods set for themselves, each with the method's label."""
-    for label in labels:
-        if label in params.algorithms:
-            for key in params.algorithms[label].options.overrides:
-                yield label, key
+def _find_overlapping_key(override: Override, changes: Sequence[dict[str, Any]]) -> str | None:
+    """Find the first key in these mappings that overlaps the key of an option."""
+    return next((key for part in changes for key in part if grid.has_overlap(key, override.key)), None)

@@ -21,13 +21,7 @@ from fedpipe.settings.params import Params
 
 
 def plan_diagnostics(study_params: Params, cells: Iterable[Cell]) -> tuple[PlannedDiagnostic, ...]:
-    """Plan all diagnostics of a study, each once.
-
-    Raises
-    ------
-    SettingsError
-        An entry has a method, seed or grid value that the study lacks.
-    """
+    """Plan all diagnostics of a study, each once."""
     planned_diagnostics: dict[tuple[str, Path], PlannedDiagnostic] = {}
     cells = list(cells)
     for name, diagnostic in study_params.diagnostics.items():
@@ -54,13 +48,7 @@ def format_diagnostic_settings(study_params: Params, diagnostic: PlannedDiagnost
 
 
 def read_diagnostic_settings(files: DiagnosticFiles) -> dict[str, Any]:
-    """Read the settings file of a diagnostic.
-
-    Raises
-    ------
-    ArtifactError
-        The file is missing, differs from the key in its name, or belongs to other code.
-    """
+    """Read the settings file of a diagnostic. It must match the key in its name, and belong to this code."""
     path = files.settings
     settings = read_verified_settings(path, "/".join(path.with_suffix("").parts[-3:]), _compute_relative_path)
     kind = settings["kind"]

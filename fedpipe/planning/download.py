@@ -43,54 +43,18 @@ def is_planned_dataset(name: str) -> bool:
 
 
 def download_dataset(name: str) -> Path:
-    """Obtain and store a data set of a plan.
-
-    Parameters
-    ----------
-    name
-        Name in the plan, such as ``imdb-0123456789ab``.
-
-    Returns
-    -------
-    Path
-        Path of the stored file.
-
-    Raises
-    ------
-    ArtifactError
-        No plan has it, or its settings file was edited. See also :func:`load_and_save_dataset`.
-    """
+    """Obtain and store a data set by its name in a plan, such as ``imdb-0123456789ab``. Return the stored file."""
     path = store.get_dataset_settings_path(name)
-    section = parser.parse_dataset(read_verified_settings(path, name, _compute_dataset_name))
+    settings = read_verified_settings(path, name, lambda settings: parser.parse_dataset(settings).dataset_path.stem)
+    section = parser.parse_dataset(settings)
     return load_and_save_dataset(section.effective_dataset, section.fetcher)
 
 
-def _compute_dataset_name(settings: Any) -> str:
-    """Compute the name of a data set, which contains a hash of its settings."""
-    return parser.parse_dataset(settings).dataset_path.stem
-
-
 def load_and_save_dataset(dataset: Dataset, fetch: Fetcher, path: Path | None = None) -> Path:
-    """Load a data set, compare it with the digest in keys, and save it with a manifest of its facts.
+    """Load a data set, compare it with the digest in keys, and save it with a manifest of its facts. Return the file.
 
-    Parameters
-    ----------
-    dataset
-        The data set.
-    fetch
-        Source of its files.
-    path
-        File to write. By default :func:`~fedpipe.data.store.get_stored_dataset_path`.
-
-    Returns
-    -------
-    Path
-        Path of the stored file.
-
-    Raises
-    ------
-    ArtifactError
-        A file could not be downloaded, or the samples differ from the data set's class. Nothing is saved.
+    ``path`` is by default :func:`~fedpipe.data.store.get_stored_dataset_path`. Nothing is saved if a file can't be
+    downloaded, or if the samples differ from the data set's class.
     """
     loaded = dataset.load(fetch)
     arrays = store.convert_to_canonical_arrays(loaded)
@@ -117,28 +81,8 @@ def download_and_pin_dataset(name: str | None, params: Path, stored: set[Path] |
     """Obtain and store a data set, and fill in each SHA-256 that the study lacks, and the commit of the hub.
 
     For the study's own data set, this includes the files of its partition and its model's weights. Without a name, it
-    also includes the data sets of the study's grid and presets.
-
-    Parameters
-    ----------
-    name
-        Value of ``dataset.name``. By default the study's data set and its other files.
-    params
-        File of the study.
-    stored
-        Data sets that other studies have obtained. New ones are added.
-
-    Returns
-    -------
-    str
-        Description of what was done and what remains to be done.
-
-    Raises
-    ------
-    SettingsError
-        There is no such data set or study, or a file of the study is missing.
-    ArtifactError
-        The data set's files could not be downloaded or differ from their checksums.
+    also includes the data sets of the study's grid and presets. ``stored`` are the data sets that other studies have
+    obtained. New ones are added. Returns a description of what was done and what remains to be done.
     """
     settings = loader.read_params(params) if name is None or params.is_file() else {}
     section = parser.parse_dataset(settings.get("dataset", {}))
@@ -180,13 +124,7 @@ def download_and_pin_dataset(name: str | None, params: Path, stored: set[Path] |
 
 
 def _load_and_save_grid_datasets(params: Path) -> list[str]:
-    """Obtain and store the data sets of the study's grid and presets, also if one of them can't be obtained.
-
-    Raises
-    ------
-    ArtifactError
-        Some could not be downloaded or differ from their checksums.
-    """
+    """Obtain and store the data sets of the study's grid and presets, also if one of them can't be obtained."""
     messages, errors = [], {}
     for data in _iterate_grid_datasets(loader.read_params(params)):
         dataset = data.effective_dataset
@@ -312,11 +250,9 @@ def _iterate_grid_datasets(settings: dict[str, Any]) -> Iterator[Data]:
 
 def _select_distinct_dataset_settings(axis_name: str, values: Any) -> list[dict[str, Any]]:
     """Select the distinct data set settings of a list or an axis."""
-    is_list = isinstance(values, list)
-    axis = [{axis_name: value} for value in values] if is_list else convert_to_mapping(values).values()
     dataset_settings = [
-        {key: value for key, value in convert_to_mapping(entry).items() if grid.is_key_within_section(key, "dataset")}
-        for entry in axis
+        {key: value for key, value in changes.items() if grid.is_key_within_section(key, "dataset")}
+        for changes in grid.list_axis_changes(axis_name, values)
     ]
     return [entry for index, entry in enumerate(dataset_settings) if entry not in dataset_settings[:index]]
 
@@ -360,7 +296,8 @@ def _write_key_into_study(
     root: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
     node = root
     for part in key_path:
-        node = _find_yaml_mapping(node, part)
+        entries = node.value if isinstance(node, yaml.MappingNode) else []
+        node = next((value for name, value in entries if name.value == part), None)
     if not isinstance(node, yaml.MappingNode) or not node.value:
         return False
     if any(name.value == key for name, _ in node.value):
@@ -400,12 +337,3 @@ def _iterate_alias_paths(
     elif isinstance(root, yaml.MappingNode):
         for name, value in root.value:
             yield from _iterate_alias_paths(value, node, (*parent_keys, name.value))
-
-
-def _find_yaml_mapping(node: yaml.Node | None, key: str) -> yaml.MappingNode | None:
-    """Find the mapping below a key."""
-    if isinstance(node, yaml.MappingNode):
-        for name, value in node.value:
-            if name.value == key and isinstance(value, yaml.MappingNode):
-                return value
-    return None

@@ -34,18 +34,14 @@ class GridPoint:
 def collect_grid_keys(study_params: Params, preset_changes: dict[str, Any]) -> dict[str, list[str]]:
     """Collect the keys that each list or axis of the grid sets. ``preset_changes`` are the keys of the preset.
 
-    Raises
-    ------
-    SettingsError
-        A key can't be varied, has no effect, or is set twice.
+    Reject a key that can't be varied, has no effect, or is set twice.
     """
     keys_by_name: dict[str, list[str]] = {}
     for name, values in study_params.study.grid.items():
         if not values:
             problem = "the axis has no values" if isinstance(values, dict) else "the list is empty"
             raise SettingsError(f"study.grid.{name}: {problem}. Use at least one value.")
-        axis = values.values() if isinstance(values, dict) else [[name]]
-        keys_by_name[name] = list(dict.fromkeys(key for part in axis for key in part))
+        keys_by_name[name] = list(dict.fromkeys(itertools.chain.from_iterable(list_axis_changes(name, values))))
         for key in keys_by_name[name]:
             _check_grid_key(name, key, study_params)
         if not keys_by_name[name]:
@@ -73,8 +69,8 @@ def _iterate_key_pairs_of_points(
 ) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
     """Iterate over pairs of keys that one point may set, each with its name."""
     for name, values in study_params.study.grid.items():
-        for part in values.values() if isinstance(values, dict) else ():
-            for key, other_key in itertools.combinations(part, 2):
+        for changes in list_axis_changes(name, values):
+            for key, other_key in itertools.combinations(changes, 2):
                 yield (name, key), (name, other_key)
     for name, other in itertools.combinations(keys, 2):
         for key, other_key in itertools.product(keys[name], keys[other]):
@@ -84,13 +80,17 @@ def _iterate_key_pairs_of_points(
 def iterate_grid_points(study_params: Params) -> Iterator[GridPoint]:
     """Iterate over all points. The values of the last name change fastest."""
     grid = study_params.study.grid
-    for combination in itertools.product(*grid.values()):
-        values = dict(zip(grid, combination, strict=True))
-        changes: dict[str, Any] = {}
-        for name, value in values.items():
-            axis = grid[name]
-            changes |= axis[value] if isinstance(axis, dict) else {name: value}
-        yield GridPoint(values, changes)
+    axes = [zip(values, list_axis_changes(name, values), strict=True) for name, values in grid.items()]
+    for point in itertools.product(*axes):
+        values = {name: value for name, (value, _) in zip(grid, point, strict=True)}
+        yield GridPoint(values, {key: value for _, changes in point for key, value in changes.items()})
+
+
+def list_axis_changes(name: str, values: Any) -> list[dict[str, Any]]:
+    """List the keys that each value of a list or an axis sets. Anything else, which the plan rejects, sets none."""
+    if isinstance(values, (list, tuple)):
+        return [{name: value} for value in values]
+    return [loader.convert_to_mapping(changes) for changes in loader.convert_to_mapping(values).values()]
 
 
 def build_grid_point_params(
@@ -100,11 +100,6 @@ def build_grid_point_params(
 
     The order of precedence is: preset, overrides of the method, grid, study. Keys of the preset are not among the
     overrides. ``obtain_command`` is the command that obtains the study's data.
-
-    Raises
-    ------
-    SettingsError
-        The settings are invalid. Each message names the point.
     """
     with add_location_to_errors(point.locations):
         point_settings = loader.override_settings(raw, point.changes, preset_changes)
@@ -138,13 +133,7 @@ def build_draw_params(
     label: str,
     values: dict[str, Any],
 ) -> Params:
-    """Resolve the settings of a method at a point with the drawn values of `tune`, which no other key overlaps.
-
-    Raises
-    ------
-    SettingsError
-        A drawn value is invalid. Each message has the point and the draw.
-    """
+    """Resolve the settings of a method at a point with the drawn values of `tune`, which no other key overlaps."""
     drawn_values = ", ".join(f"{key}: {value}" for key, value in values.items())
     locations = [*point.locations, f"with {drawn_values}, which tune.over draws for {label}"]
     with add_location_to_errors(locations):
@@ -166,12 +155,7 @@ def add_location_to_errors(locations: list[str]) -> Iterator[None]:
 
 def has_effect_on_algorithm(keys: list[str], label: str) -> bool:
     """Whether any of these keys has an effect on an algorithm."""
-    return any(
-        not is_key_within_section(key, "algorithms")
-        or key == "algorithms"
-        or is_key_within_section(key, f"algorithms.{label}")
-        for key in keys
-    )
+    return any(not is_key_within_section(key, "algorithms") or has_overlap(key, f"algorithms.{label}") for key in keys)
 
 
 def is_key_within_section(key: str, section: str) -> bool:
@@ -187,7 +171,7 @@ def has_overlap(key: str, other: str) -> bool:
 def _check_grid_key(name: str, key: str, study_params: Params) -> None:
     axis = study_params.study.grid[name]
     location = f"study.grid.{name}" if isinstance(axis, dict) else "study.grid"
-    values = [part.get(key) for part in axis.values()] if isinstance(axis, dict) else axis
+    values = [changes.get(key) for changes in list_axis_changes(name, axis)]
     reject_unknown_key(location, key, study_params)
     for section in (*STUDY_WIDE_SECTIONS, "evaluation.protocols", "evaluation.metrics"):  # those of all tables
         if has_overlap(key, section):
@@ -219,9 +203,7 @@ def reject_unknown_key(location: str, key: str, study_params: Params) -> None:
     if key.partition(".")[0] in Params.model_fields:
         return
     components = {
-        f"algorithms.{label}": study_params.algorithms[label].algorithm for label in study_params.study.algorithms
-    }
-    components |= {
+        **{f"algorithms.{label}": study_params.algorithms[label].algorithm for label in study_params.study.algorithms},
         "partition": study_params.partition,
         "model": study_params.model,
         "dataset": study_params.dataset.effective_dataset,

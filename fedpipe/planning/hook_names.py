@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import functools
+from collections.abc import Hashable, Iterator
+from typing import cast
 
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.core import overrides
@@ -35,7 +37,6 @@ FORMER_HOOKS = {
 }
 FIELDS = frozenset(field.name for field in dataclasses.fields(Algorithm))
 HOOKS = tuple(name for name in dir(Algorithm) if not name.startswith("_") and name not in FIELDS)
-_class_mistakes: dict[type[Algorithm], list[str]] = {}  #: messages about classes, which many runs share
 
 
 def get_algorithm_name(algorithm: Algorithm) -> str:
@@ -47,10 +48,8 @@ def get_algorithm_name(algorithm: Algorithm) -> str:
 
 def find_naming_mistakes(algorithm: Algorithm) -> Iterator[str]:
     """Messages about names in an algorithm's class and settings, and about arguments of its hooks."""
-    label, algorithm_class = get_algorithm_name(algorithm), type(algorithm)
-    if algorithm_class not in _class_mistakes:
-        _class_mistakes[algorithm_class] = [*_find_class_mistakes(algorithm_class, label)]
-    yield from _class_mistakes[algorithm_class]
+    label = get_algorithm_name(algorithm)
+    yield from _find_class_mistakes(cast(Hashable, type(algorithm)), label)
     for key in algorithm.unsupported_settings:
         if key not in Federation.model_fields:
             yield (
@@ -59,27 +58,26 @@ def find_naming_mistakes(algorithm: Algorithm) -> Iterator[str]:
             )
 
 
-def _find_class_mistakes(algorithm_class: type[Algorithm], label: str) -> Iterator[str]:
-    for mistake in component.find_field_declaration_mistakes(component.ALGORITHM, algorithm_class):
-        yield f"{label} {mistake}"
+@functools.cache
+def _find_class_mistakes(algorithm_class: type[Algorithm], label: str) -> list[str]:
+    """Messages about an algorithm's class. Cached in a process, because many runs share a class."""
+    declaration_mistakes = component.find_field_declaration_mistakes(component.ALGORITHM, algorithm_class)
+    mistakes = [f"{label} {mistake}" for mistake in declaration_mistakes]
     classes = [base for base in algorithm_class.__mro__ if base not in Algorithm.__mro__]
-    used_names = overrides.find_names_in_methods(classes)
     fields = {field.name for field in dataclasses.fields(algorithm_class)}
+    known_names = {*HOOKS, *FIELDS, *fields, *overrides.find_names_in_methods(classes)}
     for base in classes:
         for name, value in vars(base).items():
             if name in HOOKS and callable(getattr(Algorithm, name)):
-                yield from overrides.find_override_mistakes(label, name, value, Algorithm)
-            elif not name.startswith("_") and name not in HOOKS and name not in fields | FIELDS:
-                yield from _find_misspelled_hook(label, name, used_names)
+                mistakes += overrides.find_override_mistakes(label, name, value, Algorithm)
+            elif (
+                not name.startswith("_")
+                and name not in known_names
+                and (similar_name := overrides.find_similar_name(name, (*HOOKS, *FORMER_HOOKS)))
+            ):  # if it is not a hook, it has no effect
+                hook = FORMER_HOOKS.get(similar_name, similar_name)
+                mistakes.append(f"{label}.{name} is never used, because no hook has that name. Did you mean '{hook}'?")
     for name in fields:
         if name in HOOKS:
-            yield f"{label}: the field '{name}' hides the hook with that name. Rename the field."
-
-
-def _find_misspelled_hook(label: str, name: str, used_names: set[str]) -> Iterator[str]:
-    """Check a name that the class never uses. If it is not a hook, it has no effect."""
-    if name in used_names:
-        return
-    if similar_name := overrides.find_similar_name(name, (*HOOKS, *FORMER_HOOKS)):
-        hook = FORMER_HOOKS.get(similar_name, similar_name)
-        yield f"{label}.{name} is never used, because no hook has that name. Did you mean '{hook}'?"
+            mistakes.append(f"{label}: the field '{name}' hides the hook with that name. Rename the field.")
+    return mistakes

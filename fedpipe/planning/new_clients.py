@@ -21,14 +21,8 @@ if TYPE_CHECKING:  # commands for tables import no torch
 def list_new_clients_protocols(protocols: Iterable[Protocol], has_personal_model: bool = True) -> list[Protocol]:
     """List the protocols that are defined for new clients.
 
-    They have no model after training, and share the global test set with all clients.
-
-    Parameters
-    ----------
-    protocols
-        Protocols of `evaluation.protocols`.
-    has_personal_model
-        Whether the algorithm's personal models depend on what new clients receive.
+    They have no model after training, and share the global test set with all clients. ``has_personal_model`` tells
+    whether the algorithm's personal models depend on what new clients receive.
     """
     models = {"global", "finetuned"} | ({"personal", "prototype"} if has_personal_model else set())
     return [name for name in protocols if name.partition("-on-")[0] in models and name != "global-on-global"]
@@ -45,13 +39,7 @@ def list_reported_protocols(protocols: Iterable[Protocol], clients: ReportedClie
 
 
 def check_new_clients(params: Params, labels: Iterable[str]) -> None:
-    """Require that the new clients of a point of the grid can be measured with each of its methods.
-
-    Raises
-    ------
-    SettingsError
-        No protocol is defined for them. The message names federation.held_out or evaluation.protocols.
-    """
+    """Require that the new clients of a point of the grid can be measured with each of its methods."""
     held_out, protocols = params.federation.held_out, params.evaluation.protocols
     if not held_out:
         return
@@ -80,13 +68,7 @@ def check_new_clients(params: Params, labels: Iterable[str]) -> None:
 
 
 def check_reported_clients(params: Params, has_new_clients: bool) -> None:
-    """Require that the clients of `report.clients` exist. ``has_new_clients`` is true if a grid point has new clients.
-
-    Raises
-    ------
-    SettingsError
-        There are no new clients, or a protocol in the settings is not defined for them.
-    """
+    """Require that the clients of `report.clients` exist. ``has_new_clients`` is about all points of the grid."""
     clients, defined_protocols = params.report.clients, list_new_clients_protocols(params.evaluation.protocols)
     if clients == "seen":
         return

@@ -70,13 +70,7 @@ def get_partition_settings_path(key: str) -> Path:
 
 
 def read_partition_settings(key: str) -> dict[str, Any]:
-    """Read the settings of a partition from its ``partition.yaml``, and the path of its scheme's file.
-
-    Raises
-    ------
-    ArtifactError
-        The file is missing or differs from the key in its folder's name.
-    """
+    """Read the settings of a partition, and the path of its scheme's file. They must match the key."""
     return read_verified_settings(
         get_partition_settings_path(key),
         key,

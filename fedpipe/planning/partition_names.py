@@ -26,9 +26,7 @@ def name_partitions(partitions: Mapping[str, dict[str, Any]]) -> dict[str, str]:
     """
     parts_by_key = {key: _get_name_parts(settings) for key, settings in partitions.items()}
     varied_names = {
-        name
-        for name in {name for parts in parts_by_key.values() for name in parts if name in OPTIONAL_NAME_PARTS}
-        if len({str(parts.get(name)) for parts in parts_by_key.values()}) > 1
+        name for name in OPTIONAL_NAME_PARTS if len({str(parts.get(name)) for parts in parts_by_key.values()}) > 1
     }
     names = {
         key: "-".join(

@@ -59,8 +59,9 @@ class NewPlan(Plan):
     run_settings: dict[str, RunSettings]  #: settings of each run by key
     file_texts: dict[str, str]  #: files of jobs by path: ``run.yaml``, ``partition.yaml``, data sets' settings
     sample_counts: dict[str, tuple[int, int]]  #: estimated training samples and all samples, by partition
-    source_hashes: dict[str, str]  #: source files of the plan, each with its SHA-256 or stat fingerprint
     unavailable_runs: dict[str, str]  #: missing data by path of runs that need a network
+    #: Source files of the plan, each with its SHA-256 or stat fingerprint.
+    source_hashes: dict[str, str] = field(default_factory=dict)
     draw_planners: tuple[DrawPlanner, ...] = ()  #: plan a draw of each search from its number and values
 
     @override
@@ -101,11 +102,10 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
         draft = _PlanDraft(study_params, grid.collect_grid_keys(study_params, preset_changes))
         search.check_tune_section(study_params, preset_changes, draft.grid_keys)
         for point in grid.iterate_grid_points(study_params):
-            point_settings = grid.build_grid_point_params(raw, study_params, point, preset_changes, download_command)
-            settings_by_label = {label: (params, own) for params, labels, own in point_settings for label in labels}
-            draft.add_grid_point(point, settings_by_label)
+            groups = [*grid.build_grid_point_params(raw, study_params, point, preset_changes, download_command)]
+            draft.add_grid_point(point, groups)
             resolve_draw = partial(grid.build_draw_params, raw, point, preset_changes, download_command)
-            draft.add_searches(point, {label: params for label, (params, _) in settings_by_label.items()}, resolve_draw)
+            draft.add_searches(point, {label: params for params, labels, _ in groups for label in labels}, resolve_draw)
         has_new_clients = any("held_out" in settings.federation for settings in draft.run_settings.values())
         check_reported_clients(study_params, has_new_clients)
         draft.warnings += draft.list_warnings_about_settings_without_effect()
@@ -117,11 +117,10 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
         for plan_draw, result in zip(plan.draw_planners, rung.searches, strict=True):
             for new in result.new_draws:
                 plan_draw(new.draw, new.values)  # extends the dicts that the plan shares with the draft
-    if rungs:  # the models of these draws are sources, too
-        plan = dataclasses.replace(
-            plan, source_hashes=plan.source_hashes | _list_component_file_hashes(draft.components)
-        )
-    return dataclasses.replace(plan, source_hashes=plan.source_hashes | source_hashes)
+    # With the models of these draws.
+    return dataclasses.replace(
+        plan, source_hashes=_list_component_file_hashes(draft.components) | draft.fingerprints | source_hashes
+    )
 
 
 @dataclass
@@ -147,19 +146,17 @@ class _PlanDraft:
     searches: dict[str, PlannedSearch] = field(default_factory=dict)  #: searches of section `tune`
     draw_planners: dict[str, DrawPlanner] = field(default_factory=dict)  #: of these searches
 
-    def add_grid_point(
-        self, point: grid.GridPoint, settings_by_label: dict[str, tuple[Params, dict[str, Any]]]
-    ) -> None:
+    def add_grid_point(self, point: grid.GridPoint, groups: list[tuple[Params, list[str], dict[str, Any]]]) -> None:
         """Add the cells of a point, and new runs.
 
-        ``settings_by_label`` has the settings of each algorithm at the point, and its overrides.
+        ``groups`` has the different settings at the point, each with the methods that have them, and their overrides.
         """
         from fedpipe.planning import hook_names, study_facts  # here, because `fedpipe status` imports no torch
 
         algorithms, seeds = self.study_params.study.algorithms, self.study_params.study.seeds
-        params_by_label = {label: params for label, (params, _) in settings_by_label.items()}
-        # Many algorithms share settings.
-        for params in {id(params): params for params in params_by_label.values()}.values():
+        params_by_label = {label: params for params, labels, _ in groups for label in labels}
+        overrides = {label: own for _, labels, own in groups for label in labels}
+        for params, labels, _ in groups:
             self.params.append(params)
             self.warnings += [*params.warnings, *study_facts.list_model_warnings(params)]
             self.fingerprints |= {
@@ -168,7 +165,7 @@ class _PlanDraft:
             self.components += [params.partition, params.model, params.dataset.effective_dataset]
             data = params.dataset.dataset_path.stem
             self.file_texts[str(store.get_dataset_settings_path(data))] = format_yaml(params.dataset.origin)
-            check_new_clients(params, [label for label in algorithms if params_by_label[label] is params])
+            check_new_clients(params, labels)
         for label in algorithms:
             self.components.append(algorithm := params_by_label[label].algorithms[label].algorithm)
             study_facts.reject_passes_of_frozen_body(algorithm, label, params_by_label[label])
@@ -186,9 +183,9 @@ class _PlanDraft:
             run = self._add_run(label, params, dataclasses.replace(settings[label], seed=seed))
             grid_values = self._select_grid_values(point, label, params)
             grid_values |= {TUNING: UNTUNED} if self.study_params.tune else {}
-            overrides = settings_by_label[label][1]
-            cell = Cell(algorithm=label, seed=seed, key=run.key, rounds=run.rounds, grid=grid_values, own=overrides)
-            self.cells[compute_json_digest([label, seed, grid_values])] = cell
+            self.cells[compute_json_digest([label, seed, grid_values])] = Cell(
+                algorithm=label, seed=seed, key=run.key, rounds=run.rounds, grid=grid_values, own=overrides[label]
+            )
 
     def list_warnings_about_settings_without_effect(self) -> Iterator[str]:
         """Warn about settings that are disabled at all points, and names of the grid whose values change no run."""
@@ -229,9 +226,10 @@ class _PlanDraft:
             study_facts.require_model_of_tune_protocol(params.algorithms[label].algorithm, label, params, protocol)
             resolve = partial(resolve_draw, label)
             plan_draw = self.draw_planners[name] = partial(self._plan_draw, tune, label, params, protocol, resolve)
-            candidates = []
-            for draw, values in enumerate(values_by_label[label]):
-                candidates.append(plan_draw(draw, values, is_assumed=draw >= tune.new_draw_counts[0]))
+            candidates = tuple(
+                plan_draw(draw, values, is_assumed=draw >= tune.new_draw_counts[0])
+                for draw, values in enumerate(values_by_label[label])
+            )
             if candidates and tune.sampler == "tpe":
                 for values in tune.list_extreme_values(label):
                     resolve(values)
@@ -242,7 +240,7 @@ class _PlanDraft:
                 protocol=protocol,
                 dataset=params.dataset.dataset_path.stem,
                 partitions=tuple(compute_json_digest(self.run_settings[key].partition_settings) for key in first_keys),
-                candidates=tuple(candidates),
+                candidates=candidates,
             )
             self.warnings += search.list_warnings_about_equal_draws(tune, self.searches[name])
 
@@ -319,7 +317,6 @@ class _PlanDraft:
             run_settings=self.run_settings,
             file_texts=self.file_texts,
             sample_counts=self.sample_counts,
-            source_hashes=_list_component_file_hashes(self.components) | self.fingerprints,
             unavailable_runs=self.unavailable_runs,
             draw_planners=tuple(self.draw_planners.values()),
         )

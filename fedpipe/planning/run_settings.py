@@ -68,13 +68,7 @@ class RunSettings:
 
     @classmethod
     def read(cls, path: Path) -> RunSettings:
-        """Read and check a ``run.yaml``.
-
-        Raises
-        ------
-        ArtifactError
-            The file is missing or differs from the key in its folder's name.
-        """
+        """Read a ``run.yaml``. It must match the key in its folder's name."""
         return cls(**read_verified_settings(path, path.parent.name, lambda settings: cls(**settings).key))
 
     @classmethod
@@ -108,13 +102,7 @@ class RunSettings:
         }
 
     def build_algorithm(self) -> Component:
-        """Build the algorithm with its hyperparameters.
-
-        Raises
-        ------
-        ArtifactError
-            Its code differs from the digest in the run's key.
-        """
+        """Build the algorithm with its hyperparameters. Its code must have the digest in the run's key."""
         return self._build_component(ALGORITHM, self.algorithm)
 
     def build_model(self) -> Component:

@@ -91,15 +91,7 @@ class PlannedTuning:
         return [*selected, *self.get_new_draw_numbers(number)] if search.candidates else []
 
     def count_later_runs(self, complete_rungs: int, num_seeds: int) -> int:
-        """Count the runs that the incomplete rungs add at most: new draws of TPE, and the winners.
-
-        Parameters
-        ----------
-        complete_rungs
-            Number of complete rungs.
-        num_seeds
-            Number of the study's seeds.
-        """
+        """Count the runs that the incomplete rungs add at most: draws of TPE, and winners with the study's seeds."""
         if complete_rungs == len(self.rungs):
             return 0
         new_draws = sum(self.new_draw_counts[complete_rungs + 1 :])
@@ -148,16 +140,8 @@ class Rung:
 def select_continuing_draws(candidates: Sequence[Candidate], ranking: Sequence[int], is_last: bool) -> tuple[int, ...]:
     """Select the draws that continue after a rung: the best third, or after the last rung the winner.
 
-    Draws with the same values have the same runs, so that they count as one.
-
-    Parameters
-    ----------
-    candidates
-        All draws of a search.
-    ranking
-        Numbers of the rung's draws, best first.
-    is_last
-        Whether it is the last rung.
+    Draws with the same values have the same runs, so that they count as one. ``ranking`` has the numbers of the rung's
+    draws, best first.
     """
     best_draws: dict[tuple[Key, ...], int] = {}
     for draw in ranking:
@@ -173,16 +157,7 @@ def format_draw_label(draw: int) -> str:
 def read_rungs(tuning: PlannedTuning, search: str, num_seeds: int, get_path: Callable[[int], Path]) -> tuple[Rung, ...]:
     """Read the results of the complete rungs, until the first that is missing or belongs to another search.
 
-    Parameters
-    ----------
-    tuning
-        The search.
-    search
-        Hash of the search.
-    num_seeds
-        Number of the study's seeds.
-    get_path
-        Gets the file of a rung from its number of rounds.
+    ``search`` is the hash of the search. ``get_path`` gets the file of a rung from its number of rounds.
     """
     rungs: list[Rung] = []
     draws = [tuning.list_rung_draws(planned, 0, ()) for planned in tuning.searches]

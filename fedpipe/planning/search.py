@@ -34,13 +34,7 @@ def get_ranking_protocol(tune: Tune, params: Params, label: str) -> ValidationPr
 
 
 def check_tune_section(study_params: Params, preset_changes: dict[str, Any], grid_keys: dict[str, list[str]]) -> None:
-    """Require that the search fits its study.
-
-    Raises
-    ------
-    SettingsError
-        A key can't be tuned or is set elsewhere, a seed is used twice, or a section can't be used with `tune`.
-    """
+    """Require that the search fits its study."""
     tune, study = study_params.tune, study_params.study
     if tune is None:
         return
@@ -146,13 +140,7 @@ def list_winner_keys(plan: Plan, search: PlannedSearch, draw: int) -> list[str]:
 
 
 def write_winner_settings(plan: Plan) -> None:
-    """Write the settings of the winners' runs, if the winners are known. Their jobs read them.
-
-    Raises
-    ------
-    ArtifactError
-        The keys in the result of the last rung are not those of the winners.
-    """
+    """Write the settings of the winners' runs, if the winners are known. Their jobs read them."""
     plan, rungs = plan.add_search_results(), plan.read_rungs()
     if plan.tuning is None or len(rungs) < len(plan.tuning.rungs):
         return
@@ -176,35 +164,27 @@ def assume_search_results(
     """Complete the results of the rungs, for a forecast: the draws with the fewest complete rounds continue.
 
     So the remaining work is an upper bound. Draws that TPE has not made yet are assumed to be those of the Sobol
-    sequence.
-
-    Returns
-    -------
-    tuple
-        The results, and the settings of the winners' runs by key.
+    sequence. Returns the results, and the settings of the winners' runs by key.
     """
     if plan.tuning is None:
         return (), {}
     rungs, winners = list(plan.read_rungs()), dict[str, RunSettings]()
     tuning = plan.tuning.replace_tpe_draws(rungs)
 
-    def count_complete_rounds(search: PlannedSearch, draw: int) -> int:
-        return sum(len(files.list_complete_rounds()) for files in search.list_run_files(draw))
-
     def list_winner_runs(search: PlannedSearch, draw: int) -> list[RunSettings]:
         return list_winner_settings(plan, search, draw, lambda files: settings_by_key[files.path.name])
 
-    def count_complete_winner_rounds(search: PlannedSearch, draw: int) -> int:
-        keys = (settings.key for settings in list_winner_runs(search, draw))
+    def count_complete_rounds(search: PlannedSearch, is_winner: bool, draw: int) -> int:
+        keys = (settings.key for settings in list_winner_runs(search, draw)) if is_winner else search.draws[draw].keys
         return sum(len(RunFiles.from_key(search.algorithm, key).list_complete_rounds()) for key in keys)
 
     for number in range(len(rungs), len(tuning.rungs)):
         results, rounds = [], tuning.rungs[number]
         is_last = rounds == tuning.rungs[-1]
-        count = count_complete_winner_rounds if is_last else count_complete_rounds
         for index, search in enumerate(tuning.searches):
             selected = rungs[-1].searches[index].selected if rungs else ()
-            draws = sorted(tuning.list_rung_draws(search, number, selected), key=functools.partial(count, search))
+            count = functools.partial(count_complete_rounds, search, is_last)
+            draws = sorted(tuning.list_rung_draws(search, number, selected), key=count)
             kept = select_continuing_draws(search.draws, draws, is_last)
             results.append(RungSearch(algorithm=search.algorithm, grid=search.grid, ranking=(), selected=kept, keys=()))
         rungs.append(Rung(search=plan.search_digest, rounds=rounds, searches=tuple(results)))

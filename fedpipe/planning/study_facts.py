@@ -35,13 +35,7 @@ def build_study_facts(algorithm: Algorithm, params: Params) -> StudyFacts:
 
 
 def reject_passes_of_frozen_body(algorithm: Algorithm, label: str, params: Params) -> None:
-    """Reject an algorithm with a pass that trains only the body, if the body of the model is frozen.
-
-    Raises
-    ------
-    SettingsError
-        A pass would have no tensor to train.
-    """
+    """Reject an algorithm with a pass that would train nothing, because it trains only the body of a frozen model."""
     if not params.model.has_frozen_base or (network := _build_empty_network(algorithm, params)) is None:
         return
     bound = algorithm.bind(network, params.federation)
@@ -54,13 +48,7 @@ def reject_passes_of_frozen_body(algorithm: Algorithm, label: str, params: Param
 
 
 def require_learning_rate_of_personal_passes(algorithm: Algorithm, label: str, params: Params) -> None:
-    """Require that the passes which make the personal models train after the last round, too.
-
-    Raises
-    ------
-    SettingsError
-        The next round's learning rate is 0.
-    """
+    """Require that the passes which make the personal models train after the last round, too."""
     federation = params.federation
     has_personal_protocol = any(protocol.startswith("personal") for protocol in params.evaluation.protocols)
     next_rate = federation.with_round_learning_rate(federation.rounds + 1).learning_rate
@@ -93,13 +81,7 @@ def has_model(algorithm: Algorithm, params: Params, protocol: str) -> bool:
 
 
 def require_model_of_tune_protocol(algorithm: Algorithm, label: str, params: Params, protocol: str) -> None:
-    """Require that an algorithm has the model by which `tune` ranks its draws.
-
-    Raises
-    ------
-    SettingsError
-        It has no such model. The message names tune.by.
-    """
+    """Require that an algorithm has the model by which `tune` ranks its draws."""
     if not has_model(algorithm, params, protocol):
         raise SettingsError(
             f"tune.by: {protocol} can't be used with {label}, which has no such model. Set algorithms.{label}.protocol "

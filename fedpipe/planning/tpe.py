@@ -54,18 +54,9 @@ def rank_all_draws(search: PlannedSearch, results: Sequence[RungSearch]) -> list
 def draw_tpe_values(
     ranges: Mapping[str, Range], values_by_draw: Mapping[int, Mapping[str, Any]], count: int, seed: int
 ) -> list[dict[str, Any]]:
-    """Draw values by TPE.
+    """Draw values by TPE. Optuna keeps the new draws apart, because their scores are not known.
 
-    Parameters
-    ----------
-    ranges
-        Ranges by key.
-    values_by_draw
-        Values of the earlier draws by number, best first.
-    count
-        Number of new draws. Optuna keeps them apart, because their scores are not known.
-    seed
-        32 bits.
+    ``values_by_draw`` has the values of the earlier draws by number, best first. ``seed`` has 32 bits.
     """
     import optuna  # an extra, which planning has checked
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import (
@@ -76,13 +75,7 @@ class Section(BaseModel):
 
     @classmethod
     def from_settings(cls, settings: Any, key: str) -> Self:
-        """Validate the settings of this section alone. ``key`` is its key for messages.
-
-        Raises
-        ------
-        SettingsError
-            One line for each mistake.
-        """
+        """Validate the settings of this section alone. ``key`` is its key for messages."""
         try:
             return cls.model_validate(settings)
         except ValidationError as error:
@@ -99,34 +92,22 @@ def make_field_omitted_at_default(default: Any, **arguments: Any) -> Any:
 
 def require_unique_values(values: tuple[Any, ...]) -> tuple[Any, ...]:
     """Raise an error if a value is listed twice."""
-    earlier_values = set()
-    for value in values:
-        if (hashable := _convert_to_hashable(value)) in earlier_values:
+    for index, value in enumerate(values):
+        if value in values[:index]:
             raise ValueError(f"'{value}' is listed twice. Remove one.")
-        earlier_values.add(hashable)
     return values
 
 
 def check_and_sort_clients(clients: float | tuple[int, ...], advice: str) -> float | tuple[int, ...]:
     """Sort a list of clients, so that every order has the same key. A fraction stays as it is.
 
-    Raises
-    ------
-    ValueError
-        The list is empty or contains a client twice. ``advice`` ends the message about an empty list.
+    Reject an empty list, with ``advice``, and a client that is listed twice.
     """
     if not isinstance(clients, tuple):
         return clients
     if not clients:
         raise ValueError(f"[] lists no client. {advice}")
     return tuple(sorted(require_unique_values(clients)))
-
-
-def _convert_to_hashable(value: Any) -> Any:
-    """Convert a value to a hashable one that is equal for equal values."""
-    if isinstance(value, Mapping):
-        return "mapping", frozenset((key, _convert_to_hashable(part)) for key, part in value.items())
-    return ("list", *map(_convert_to_hashable, value)) if isinstance(value, (list, tuple)) else value
 
 
 def convert_to_number(value: Any) -> Any:

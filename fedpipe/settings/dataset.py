@@ -163,13 +163,7 @@ class Data(Section):
 
     @property
     def num_partitioned_samples(self) -> int:
-        """Number of samples that the scheme partitions.
-
-        Raises
-        ------
-        SettingsError
-            The split is official, but the data set has no test set.
-        """
+        """Number of samples that the scheme partitions. An official split needs a test set."""
         size, tests = self.dataset_info.size, self.dataset_info.tests
         if self.split == "official" and not tests:
             raise SettingsError("dataset.split: 'official' needs a test set, but the data set has none. Use 'pooled'.")
@@ -179,13 +173,7 @@ class Data(Section):
 
     @property
     def dataset_info(self) -> DatasetInfo:
-        """Shape, classes and size, known before any job.
-
-        Raises
-        ------
-        ArtifactError
-            They are in a file that is not stored yet.
-        """
+        """Shape, classes and size. An ArtifactError if they are in a file that is not stored yet."""
         declared_info = self.effective_dataset.info
         return store.read_dataset_info(self.dataset_path) if declared_info is None else declared_info
 
@@ -216,13 +204,7 @@ class Data(Section):
 
     @property
     def extra_columns(self) -> Mapping[str, Column]:
-        """Columns of its samples besides inputs and labels, by name.
-
-        Raises
-        ------
-        SettingsError
-            It is not stored yet.
-        """
+        """Columns of its samples besides inputs and labels, by name. The data set must be stored."""
         if not self.dataset_path.is_file():
             raise SettingsError(
                 f"dataset.name: '{self.name}' is not stored yet, but the partition reads one of its columns. Run "
@@ -257,13 +239,12 @@ class Data(Section):
                 sha256 = getattr(source, "sha256", None)
                 return f"dataset.sha256: the file with SHA-256 {sha256} is not stored. Run `{download_command}`."
         if (
-            not isinstance(source, PublishedDataset)
-            or source.sha256
-            or not fetcher.is_mirror_local
-            or self.dataset_path.is_file()
+            isinstance(source, PublishedDataset)
+            and not (source.sha256 or self.dataset_path.is_file())
+            and fetcher.is_mirror_local
+            and fetcher.has_file(source.substitute_name)
+            and not all(fetcher.has_file(file.name) for file in source.files)
         ):
-            return None
-        if fetcher.has_file(source.substitute_name) and not all(fetcher.has_file(file.name) for file in source.files):
             return (
                 f"dataset.sha256: missing for {source.substitute_name}, which the mirror has instead of the original "
                 f"files of '{self.name}'. Run `{download_command}`, which fills it in."

@@ -12,13 +12,7 @@ from fedpipe.core.yaml_text import read_yaml
 
 
 def read_params(path: Path) -> dict[str, Any]:
-    """Read the YAML file without validation.
-
-    Raises
-    ------
-    SettingsError
-        The file is missing or is not YAML.
-    """
+    """Read the YAML file without validation."""
     try:
         settings = read_yaml(path.read_text(encoding="utf-8"), path)
     except FileNotFoundError:
@@ -48,13 +42,7 @@ def override_settings(settings: dict[str, Any], *changes: dict[str, Any]) -> dic
 
 
 def set_value(settings: dict[str, Any], key_path: Sequence[str], value: Any) -> None:
-    """Set the value at a path of keys, and create missing sections.
-
-    Raises
-    ------
-    SettingsError
-        A section of the path is another value.
-    """
+    """Set the value at a path of keys, and create missing sections. Reject a path through a value that has no keys."""
     *sections, last = key_path
     for section in sections:
         if settings.get(section) is None:

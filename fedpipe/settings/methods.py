@@ -16,6 +16,7 @@ from fedpipe.core.components import registry
 from fedpipe.core.components.component import ALGORITHM, MODEL, PARTITION, Component, ComponentKind
 from fedpipe.core.errors import SettingsError, find_nearest_name, suggest_name
 from fedpipe.settings.base import LABEL_PATTERN, Label, Protocol, Section
+from fedpipe.settings.loader import convert_to_mapping
 
 #: Keys of `federation` that a method can't override, because they determine the data
 DATA_KEYS = {"federation.clients", "federation.held_out", "federation.drift"}
@@ -83,16 +84,8 @@ class Method:
 
 
 def parse_method_options(settings: Any, label: str) -> MethodOptions:
-    """Parse the options of a method in settings that are not validated yet, such as those of a grid point.
-
-    Raises
-    ------
-    SettingsError
-        One line for each mistake.
-    """
-    entries = settings.get("algorithms") or {}
-    entry = entries.get(label) if isinstance(entries, Mapping) else None
-    return _parse_method_entry_options(entry, label)
+    """Parse the options of a method in settings that are not validated yet, such as those of a grid point."""
+    return _parse_method_entry_options(convert_to_mapping(settings.get("algorithms")).get(label), label)
 
 
 def get_method_title(label: str, method: Method) -> str:
@@ -113,20 +106,12 @@ def get_algorithm_display_name(algorithm: Component) -> str:
 
 
 def _parse_method_entry_options(entry: Any, label: str) -> MethodOptions:
-    method_settings = (
-        {name: value for name, value in entry.items() if name in METHOD_KEYS} if isinstance(entry, Mapping) else {}
-    )
+    method_settings = {name: value for name, value in convert_to_mapping(entry).items() if name in METHOD_KEYS}
     return MethodOptions.from_settings(method_settings, f"algorithms.{label}")
 
 
 def parse_method(entry: Any, label: str) -> Method:
-    """Parse an entry of `algorithms`.
-
-    Raises
-    ------
-    SettingsError
-        One line for each mistake.
-    """
+    """Parse an entry of `algorithms`."""
     return Method(options=_parse_method_entry_options(entry, label), algorithm=_parse_algorithm_entry(entry, label))
 
 
@@ -137,24 +122,8 @@ def _parse_algorithm_entry(entry: Any, label: str) -> Component:
 
 
 def parse_algorithm(settings: Mapping[str, Any], label: str, changes: Mapping[str, Any]) -> Component:
-    """Parse the algorithm of a method, with changed parameters. Other settings are not validated.
-
-    Parameters
-    ----------
-    settings
-        Settings of the YAML file.
-    label
-        Label of the method.
-    changes
-        Parameters with other values.
-
-    Raises
-    ------
-    SettingsError
-        The study has no such method, or a parameter is wrong.
-    """
-    entries = settings.get("algorithms")
-    entries = entries if isinstance(entries, dict) else {}
+    """Parse the algorithm of a method in a YAML file, with changed parameters. Other settings are not validated."""
+    entries = convert_to_mapping(settings.get("algorithms"))
     known_labels = sorted({*entries, *registry.list_components(ALGORITHM)})
     if label not in known_labels:
         raise SettingsError(f"'{label}' is not a method of the study. {suggest_name(label, known_labels)}")

@@ -28,25 +28,19 @@ MAX_LISTED = 10  #: maximum number of known names in a message
 def replace_names_by_numbers(settings: dict[str, Any]) -> dict[str, Any]:
     """Replace names of clients and classes by numbers. Fill in the number of clients of the scheme ``natural``.
 
-    If the data set or the partition can't be used, for example because the data set is not stored, the result lacks the
-    settings with names. Then the validation reports why.
-
-    Raises
-    ------
-    SettingsError
-        There is no client or class with this name, or a number is also the name of another client or class.
+    Reject an unknown name, and a number that is also the name of another client or class. If the data set or the
+    partition can't be used, for example because the data set is not stored, the result lacks the settings with names.
+    Then the validation reports why.
     """
     if not isinstance(settings.get("federation") or {}, Mapping):
         return settings
     federation = convert_to_mapping(settings.get("federation"))
     drift = convert_to_mapping(federation.get("drift"))
     scheme_settings = convert_to_mapping(settings.get("partition"))
-    clients_by_key = {
-        "federation.held_out": federation.get("held_out"),
-        "federation.drift.clients": drift.get("clients"),
-    }
     client_lists: dict[str, Any] = {
-        key: clients for key, clients in clients_by_key.items() if isinstance(clients, (list, tuple))
+        f"federation.{key}": clients
+        for key, clients in (("held_out", federation.get("held_out")), ("drift.clients", drift.get("clients")))
+        if isinstance(clients, (list, tuple))
     }
     label_map: Any = drift.get("label_map")
     needs_count = scheme_settings.get(PARTITION.selector) == "natural" and "clients" not in federation

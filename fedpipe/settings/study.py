@@ -78,24 +78,19 @@ class Study(Section):
 
     @field_validator("grid")
     @classmethod
-    def _require_unique_grid_values(cls, grid: dict[str, GridValues]) -> dict[str, GridValues]:
+    def _check_grid(cls, grid: dict[str, GridValues]) -> dict[str, GridValues]:
         for name, values in grid.items():
-            try:
-                require_unique_values(tuple(values if isinstance(values, dict) else map(convert_to_number, values)))
-            except ValueError as error:
-                raise ValueError(f"study.grid.{name}: {error}") from None
-        return grid
-
-    @field_validator("grid")
-    @classmethod
-    def _check_axis_names(cls, grid: dict[str, GridValues]) -> dict[str, GridValues]:
-        for name in (name for name, values in grid.items() if isinstance(values, dict)):
-            if "." in name:
+            if not isinstance(values, dict):
+                try:
+                    require_unique_values(tuple(map(convert_to_number, values)))
+                except ValueError as error:
+                    raise ValueError(f"study.grid.{name}: {error}") from None
+            elif "." in name:
                 raise ValueError(
                     f"study.grid.{name}: a key can't have named values. Use a list of values, or a name without dots "
                     "for an axis."
                 )
-            if name in TABLE_COLUMNS or not re.fullmatch(r"[A-Za-z][\w -]*", name):
+            elif name in TABLE_COLUMNS or not re.fullmatch(r"[A-Za-z][\w -]*", name):
                 raise ValueError(
                     f"study.grid.{name}: an axis can't have this name. Use a word such as environment, which is not a "
                     "column of tables."

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Annotated, Any, Literal, cast, get_args
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from fedpipe.settings.base import Section, ValidationProtocol, convert_to_number, require_unique_values
 
@@ -46,15 +46,10 @@ class Range(Section):
 
     @field_validator("log", "linear")
     @classmethod
-    def _check_bounds_order(cls, bounds: tuple[float, float] | None) -> tuple[float, float] | None:
+    def _check_bounds(cls, bounds: tuple[float, float] | None, info: ValidationInfo) -> tuple[float, float] | None:
         if bounds and bounds[0] >= bounds[1]:
             raise ValueError(f"{list(bounds)} is not ascending. Write the smaller bound first.")
-        return bounds
-
-    @field_validator("log")
-    @classmethod
-    def _check_bounds_sign(cls, bounds: tuple[float, float] | None) -> tuple[float, float] | None:
-        if bounds and bounds[0] <= 0:
+        if bounds and bounds[0] <= 0 and info.field_name == "log":
             raise ValueError(f"{list(bounds)} can't be used, because {bounds[0]} has no logarithm. Use more than 0.")
         return bounds
 
@@ -184,7 +179,7 @@ class Tune(Section):
                 f"{self.draws} draws can't be used with sampler tpe and {len(self.rungs)} rungs, because fewer than "
                 "two are new in the first rung. Use more draws, or fewer rungs."
             )
-        if self.draw_counts[-1] < 2:
+        if count_draws_by_rung(self.new_draw_counts)[-1] < 2:
             needed = CONTINUING_DIVISOR ** (len(self.rungs) - 1) + 1
             raise ValueError(
                 f"{self.draws} draws can't be used with {len(self.rungs)} rungs, because only one draw reaches round "
@@ -196,11 +191,6 @@ class Tune(Section):
     def new_draw_counts(self) -> tuple[int, ...]:
         """Number of new draws of each method in each rung."""
         return count_new_draws_by_rung(self.draws, self.rungs, self.sampler)
-
-    @property
-    def draw_counts(self) -> tuple[int, ...]:
-        """Number of draws of each method in each rung."""
-        return count_draws_by_rung(self.new_draw_counts)
 
     def select_ranges(self, label: str) -> dict[str, Range]:
         """Select the ranges that a method draws from. Those of all methods are the first, sorted by key."""
@@ -218,10 +208,7 @@ class Tune(Section):
     def draw_values(self, labels: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
         """Draw values by a scrambled Sobol sequence that all methods share, so that they try the same common values.
 
-        Returns
-        -------
-        dict
-            By label, the values of each draw by key. Fewer draws are the first of these. Empty without ranges.
+        Returns the values of each draw by key, by label. Fewer draws are the first of these. Empty without ranges.
         """
         from scipy.stats import qmc  # imported here, because `fedpipe status` imports no NumPy
 

@@ -38,13 +38,7 @@ class StudySelection:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> StudySelection:
-        """Read the selection from `--config` and `--configfile`.
-
-        Raises
-        ------
-        SettingsError
-            They contain other keys, which Snakemake would silently ignore.
-        """
+        """Read the selection from `--config` and `--configfile`. Other keys would silently have no effect."""
         if unknown_keys := [key for key in config if key not in ("params", "preset")]:
             keys = ", ".join(f"'{key}'" for key in unknown_keys)
             raise SettingsError(
@@ -61,13 +55,7 @@ class StudySelection:
 
     @cached_property
     def studies(self) -> dict[Path, StudyFiles]:
-        """The files of each study.
-
-        Raises
-        ------
-        SettingsError
-            The folder contains no study, or a study has an invalid path.
-        """
+        """The files of each study."""
         return {path: StudyFiles.from_params(path, self.preset) for path in list_studies_without_readings(self.params)}
 
     def needs_planning(self, is_main_process: bool) -> bool:
@@ -82,10 +70,7 @@ class StudySelection:
     def write_plans(self) -> None:
         """Plan all studies in a separate process, because planning imports torch. The job server forks it, if possible.
 
-        Raises
-        ------
-        SystemExit
-            A study can't be planned. The reason is printed.
+        If a study can't be planned, the reason is printed, and Snakemake ends.
         """
         try:
             shell(
@@ -109,13 +94,7 @@ class StudySelection:
 
 
 def require_importable_folder(folder: Path) -> None:
-    """Reject a folder that jobs can't import code from: it is in PYTHONPATH, which is split at colons.
-
-    Raises
-    ------
-    SettingsError
-        The path contains such a separator.
-    """
+    """Reject a folder that jobs can't import code from: it is in PYTHONPATH, which is split at colons."""
     if os.pathsep in str(folder):
         raise SettingsError(
             f"{folder}: '{os.pathsep}' can't be part of the path of a study's folder, because jobs would import other "

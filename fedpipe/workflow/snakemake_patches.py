@@ -40,13 +40,7 @@ RECORDS_TIMEOUT = 5  #: seconds after which a message is printed although a logg
 
 
 def require_snakemake_version() -> None:
-    """Require the version of Snakemake that the patches are for.
-
-    Raises
-    ------
-    SettingsError
-        Another version is installed.
-    """
+    """Require the version of Snakemake that the patches are for."""
     if snakemake.__version__ != SNAKEMAKE_VERSION:
         raise SettingsError(
             f"snakemake {snakemake.__version__} is installed, but fedpipe replaces private parts of snakemake "

@@ -15,19 +15,9 @@ from fedpipe.planning.freshness import Freshness
 from fedpipe.planning.plan import Plan
 from fedpipe.report.contents import select_reported_plan_fields
 from tests import small_studies as studies
+from tests.planning.custom_components import CUSTOM_COMPONENTS
 
 pytestmark = pytest.mark.usefixtures("in_empty_folder")
-
-CUSTOM_ALGORITHM = '''"""FedAvg by another name."""
-from dataclasses import dataclass
-
-from fedpipe.algorithms.fedavg import FedAvg
-
-
-@dataclass(frozen=True, kw_only=True)
-class Own(FedAvg):
-    """FedAvg by another name."""
-'''
 
 
 def write_plan(**sections: object) -> Plan:
@@ -54,7 +44,7 @@ def test_plan_is_fresh_until_source_changes() -> None:
 
 def test_plan_is_stale_if_source_was_edited_while_it_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan has the settings and the code that it has read, so their hashes must be recorded, too."""
-    Path("own.py").write_text(CUSTOM_ALGORITHM)
+    Path("own.py").write_text(CUSTOM_COMPONENTS)
     monkeypatch.syspath_prepend(Path.cwd())
     studies.write(studies.settings(("own",), algorithms={"own": {"algorithm": "own.Own"}}), Path())
     build_plan, edits = planner._PlanDraft.build_plan, list[tuple[str, str, str]]()
@@ -148,12 +138,12 @@ def test_replaced_plan_is_stale_without_changed_files() -> None:
 
 def test_study_with_custom_modules_always_needs_planning() -> None:
     """Another module with the same name could shadow the custom module."""
-    Path("own_fresh.py").write_text(CUSTOM_ALGORITHM)
+    Path("own_fresh.py").write_text(CUSTOM_COMPONENTS)
     plan = write_plan(algorithms={"fedavg": {"algorithm": "own_fresh.Own"}})
     assert freshness.compare_source_hashes(plan) == Freshness("stale")
     assert freshness.needs_planning(PARAMS, FULL_PRESET)
     assert freshness.compare_plan_with_files(plan) == Freshness("fresh")
-    Path("own_fresh.py").write_text(f"{CUSTOM_ALGORITHM}# edited\n")
+    Path("own_fresh.py").write_text(f"{CUSTOM_COMPONENTS}# edited\n")
     assert freshness.compare_source_hashes(plan) == Freshness("stale", ("own_fresh.py",))
 
 

@@ -41,9 +41,10 @@ def test_held_out_draw_depends_only_on_seed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("held_out", "participation", "participants"), [(0.2, 0.5, 4), ([0], 1.0, 9), (0, 0.5, 5), (0.9, 0.1, 1)]
+    ("held_out", "participation", "participants"),
+    [(0.2, 0.5, 4), ([0], 1.0, 9), (0.9, 0.1, 1), (0, 0.5, 5), (0, 0.01, 1), (0, 0.26, 3), (0, 1.0, 10)],
 )
-def test_participation_is_fraction_of_clients_that_are_not_held_out(
+def test_participation_is_rounded_fraction_of_clients_that_are_not_held_out(
     held_out: Any, participation: float, participants: int
 ) -> None:
     plan = make_plan(federation={"clients": 10, "held_out": held_out, "participation": participation})
@@ -57,9 +58,8 @@ def test_plan_lists_held_out_clients_only_if_all_runs_of_partition_agree() -> No
     assert len({*draws.values()}) == 2
     assert make_plan().held_out == {}
     assert make_plan(federation={"held_out": [2, 3]}, study={"seeds": [0]}).held_out == {plan.runs[0].partition: (2, 3)}
-    assert make_plan(study={"grid": {"federation.held_out": [0.1, 0.2]}}).held_out == {}, (
-        "both grid points share a partition"
-    )
+    grid = {"federation.held_out": [0.1, 0.2]}
+    assert make_plan(study={"grid": grid}).held_out == {}, "both grid points share a partition"
     one_partition = {"partition": {"seed": 4}, "study": {"seeds": [0, 1]}}
     assert make_plan(federation={"held_out": 0.3}, **one_partition).held_out == {}
     assert len(make_plan(federation={"held_out": [1]}, **one_partition).held_out) == 1
@@ -136,10 +136,8 @@ def test_report_of_new_clients_needs_held_out_clients(clients: str) -> None:
 
 def test_plan_warns_about_held_out_clients_missing_from_report() -> None:
     held_out = {"held_out": 0.2}
-    assert any(
-        re.search(r"federation\.held_out: .* 2 of 10 clients.*report\.clients", warning)
-        for warning in make_plan(federation=held_out).warnings
-    )
+    (warning,) = make_plan(federation=held_out).warnings
+    assert re.match(r"federation\.held_out: .* 2 of 10 clients.*report\.clients", warning)
     assert not make_plan(federation=held_out, report={"clients": "both"}).warnings
     assert not make_plan().warnings
 

@@ -25,34 +25,9 @@ from fedpipe.settings import federation, loader, methods, parser
 from fedpipe.settings.report import Report
 from tests import small_studies as studies
 from tests.errors import rejects
+from tests.planning.custom_components import CUSTOM_COMPONENTS
 
 pytestmark = pytest.mark.usefixtures("in_empty_folder")
-
-CUSTOM_COMPONENTS = '''
-from dataclasses import InitVar, dataclass, field
-from pathlib import Path
-from typing import ClassVar
-
-from fedpipe.algorithms.fedavg import FedAvg
-from fedpipe.data.partitions.iid import IID
-from fedpipe.models.mlp import MLP
-
-
-@dataclass(frozen=True, kw_only=True)
-class Own(FedAvg):
-    """FedAvg by another name."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Alike(IID):
-    """IID by another name."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Layers(MLP):
-    """MLP by another name."""
-'''
-
 
 DERIVED_CLASS = '''
 
@@ -106,6 +81,7 @@ def test_run_key_ignores_order_of_yaml_keys() -> None:
 
 
 FEDPROX, STEP, YOGI = "algorithms.fedprox", {"name": "step", "step_size": 3}, {"optimizer": "yogi"}
+DRIFT: dict[str, Any] = {"round": 2, "clients": [1, 4], "label_map": {1: 2, 2: 1}}
 #: Settings in a row have the same run key, and rows have different keys.
 EQUAL_SETTINGS: list[list[dict[str, Any]]] = [
     [  # the study itself: other spellings, explicit defaults, and settings that do not change results
@@ -174,20 +150,10 @@ EQUAL_SETTINGS: list[list[dict[str, Any]]] = [
     ),
     [{"federation.drift": {"round": 2, "label_map": {1: 2, 2: 1}}}],
     [
-        {"federation.drift": {"round": 2, "clients": [1, 4], "label_map": {1: 2, 2: 1}}, "federation.rounds": rounds}
-        for rounds in (4, 8)
-    ]
-    + [
-        {
-            "federation.drift": {
-                "round": 2,
-                "clients": [4, 1],
-                "label_map": {2: 1, 1: 2},
-                "kind": "labels",
-                "angle": None,
-            }
-        },
-        {"federation.drift": {"round": 2, "clients": [1, 4], "label_map": {0: 0, 2: 1, 1: 2}}},
+        {"federation.drift": DRIFT, "federation.rounds": 4},
+        {"federation.drift": DRIFT, "federation.rounds": 8},
+        {"federation.drift": DRIFT | {"clients": [4, 1], "label_map": {2: 1, 1: 2}, "kind": "labels", "angle": None}},
+        {"federation.drift": DRIFT | {"label_map": {0: 0, 2: 1, 1: 2}}},
     ],
     [{"federation.drift": {"round": 2, "kind": "rotation"} | angle} for angle in ({}, {"angle": 180})],
     [{"federation.drift": {"round": 2, "kind": "rotation", "angle": 90}}],
@@ -304,11 +270,8 @@ def test_grid_axis_changes_its_keys_together() -> None:
     grid = {"environment": ENVIRONMENT, "data": DATA, "federation.learning_rate": [0.1, 0.2]}
     plan = make_plan(make_study(("fedavg", "fedprox"), study__seeds=[0, 1], study__grid=grid))
     assert len(plan.cells) == len(plan.runs) == 2 * 2 * 2 * 2 * 2
-    assert plan.grid == {
-        "environment": ["mild", "harsh"],
-        "data": ["digits", "flat MNIST/2"],
-        "federation.learning_rate": [0.1, 0.2],
-    }
+    names = {"environment": ["mild", "harsh"], "data": ["digits", "flat MNIST/2"]}
+    assert plan.grid == {**names, "federation.learning_rate": [0.1, 0.2]}
     runs = {run.key: run for run in plan.runs}
     for cell in plan.cells:
         point = cell.grid
@@ -330,10 +293,9 @@ def test_grid_axis_value_does_not_keep_settings_of_previous_value() -> None:
 def test_grid_axis_of_one_algorithm_does_not_multiply_other_algorithms() -> None:
     mu = {"weak": {"algorithms.fedprox.mu": 0.1}, "strong": {"algorithms.fedprox.mu": 1.0}, "own": {}}
     cells = make_plan(make_study(("fedavg", "fedprox", "pfps_lwc"), study__grid={"pull": mu})).cells
-    assert [(cell.algorithm, cell.grid) for cell in cells if cell.algorithm != "fedprox"] == [
-        ("fedavg", {}),
-        ("pfps_lwc", {}),
-    ]
+    grids = {cell.algorithm: cell.grid for cell in cells if cell.algorithm != "fedprox"}
+    assert grids == {"fedavg": {}, "pfps_lwc": {}}
+    assert len(cells) == 2 + 3
     assert [cell.grid["pull"] for cell in cells if cell.algorithm == "fedprox"] == ["weak", "strong", "own"]
 
 
@@ -357,11 +319,8 @@ def test_algorithm_overrides_take_precedence_over_grid() -> None:
         study__grid={"data": {"A": {}, "B": {"model": {"name": "mlp", "hidden": [8]}}}},
     )
     keys = {(cell.algorithm, cell.grid["data"]): cell.key for cell in make_plan(settings).cells}
-    assert (
-        keys["fedprox", "A"]
-        == keys["fedprox", "B"]
-        == compute_key(make_study(("fedprox",), model__hidden=[4]), "fedprox")
-    )
+    own_key = compute_key(make_study(("fedprox",), model__hidden=[4]), "fedprox")
+    assert keys["fedprox", "A"] == keys["fedprox", "B"] == own_key
     assert keys["fedavg", "B"] == compute_key(make_study(model__hidden=[8]))
 
 
@@ -388,9 +347,7 @@ def test_method_title_changes_report_fingerprint_but_no_runs() -> None:
 
 @pytest.mark.parametrize("name", registry.list_components(component.ALGORITHM))
 def test_every_algorithm_has_display_name(name: str) -> None:
-    title = methods.get_method_title(
-        name, methods.Method(registry.parse_component(component.ALGORITHM, {}, name), methods.MethodOptions())
-    )
+    title = methods.get_method_title(name, methods.parse_method({}, name))
     assert title != name
     assert re.sub(r"[^a-z]", "", title.lower()) == name.replace("_", "").removesuffix("plus")
 
@@ -468,10 +425,8 @@ def test_preset_takes_precedence_over_grid_and_algorithm_overrides() -> None:
 
 
 def test_each_preset_has_its_own_results_folder() -> None:
-    for path, folder in (
-        ("params.yaml", "results/studies/@smoke"),
-        ("studies/a/t1.yaml", "results/studies/a/t1@smoke"),
-    ):
+    folders = {"params.yaml": "results/studies/@smoke", "studies/a/t1.yaml": "results/studies/a/t1@smoke"}
+    for path, folder in folders.items():
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(yaml.safe_dump(make_study() | {"presets": {"smoke": {"federation.rounds": 1}}}))
         planner.write_plan(plan := planner.make_plan(Path(path), "smoke"))
@@ -485,10 +440,8 @@ def test_each_preset_has_its_own_results_folder() -> None:
 def test_plan_rejects_unknown_preset_and_preset_that_sets_grid_key() -> None:
     with pytest.raises(SettingsError, match=r"^--preset: 'smok' .* 'smoke'"):
         make_preset_plan("smok")
-    settings = make_study(study__grid={"partition.alpha": [0.1, 0.5]}) | {
-        "presets": {"smoke": {"partition.alpha": 1.0}}
-    }
-    studies.write(settings, Path())
+    presets = {"smoke": {"partition.alpha": 1.0}}
+    studies.write(make_study(study__grid={"partition.alpha": [0.1, 0.5]}, presets=presets), Path())
     with pytest.raises(SettingsError, match=r"^study\.grid: 'partition\.alpha' has no effect, because the preset sets"):
         planner.make_plan(Path("params.yaml"), "smoke")
 
@@ -521,20 +474,13 @@ def test_run_yaml_contains_all_settings_of_run() -> None:
     path = run.files.settings
     settings = RunSettings.read(path)
     assert settings.key == run.key == path.parent.name
-    assert settings == RunSettings.from_params(
-        parser.parse_params(loader.read_params(Path("params.yaml"))), "cwfedavg", 0
-    )
+    params = parser.parse_params(loader.read_params(Path("params.yaml")))
+    assert settings == RunSettings.from_params(params, "cwfedavg", 0)
     algorithm: Any = settings.build_algorithm()
     assert algorithm.wdr == 1e-5
     assert settings.build_federation_settings().learning_rate == 0.1
-    assert set(yaml.safe_load(path.read_text())["algorithm"]) == {
-        "name",
-        "code",
-        "wdr",
-        "wdr_factor",
-        "class_wise",
-        "distribution",
-    }
+    names = sorted(yaml.safe_load(path.read_text())["algorithm"])
+    assert names == ["class_wise", "code", "distribution", "name", "wdr", "wdr_factor"]
 
 
 @pytest.mark.parametrize(
@@ -609,26 +555,16 @@ STUDY_FOLDERS = {
 def test_each_study_has_its_own_results_folder() -> None:
     folders = {params: str(layout.StudyFiles.from_params(Path(params)).path) for params in STUDY_FOLDERS}
     assert folders == STUDY_FOLDERS
-    assert {str(layout.StudyFiles.from_params(Path.cwd() / params).path) for params in STUDY_FOLDERS} == set(
-        STUDY_FOLDERS.values()
-    )
+    folders = {params: str(layout.StudyFiles.from_params(Path.cwd() / params).path) for params in STUDY_FOLDERS}
+    assert folders == STUDY_FOLDERS, "also with absolute paths"
 
 
 @pytest.mark.parametrize(
     "params",
     [
-        "../x.yaml",
-        "/elsewhere/x.yaml",
-        "x.yaml",
-        "other/params.yaml",
-        "studies/../x.yaml",
-        "studies/a/../../params.yaml",
-        "studies/x.yml",
-        "studies/x",
-        "studies",
-        "studies/...yaml",
-        "studies/..yaml",
-        "studies/.yaml",
+        *("../x.yaml", "/elsewhere/x.yaml", "x.yaml", "other/params.yaml"),
+        *("studies/../x.yaml", "studies/a/../../params.yaml", "studies/x.yml", "studies/x"),
+        *("studies", "studies/...yaml", "studies/..yaml", "studies/.yaml"),
     ],
 )
 def test_invalid_study_path_is_rejected(params: str) -> None:

@@ -21,12 +21,7 @@ from tests import small_studies as studies
 pytestmark = pytest.mark.usefixtures("in_empty_folder")
 
 OVER = {"federation.learning_rate": {"log": [0.01, 1]}, "algorithms.fedprox.mu": {"log": [0.01, 1]}}
-EXACT_RATES = [
-    {"federation.learning_rate": 0.0392},
-    {"federation.learning_rate": 0.2},
-    {"federation.learning_rate": 0.566},
-    {"federation.learning_rate": 0.0128},
-]
+EXACT_RATES = [{"federation.learning_rate": rate} for rate in (0.0392, 0.2, 0.566, 0.0128)]
 EXACT_MUS = [0.0486, 0.425, 0.0114, 0.101]
 TUNE = {"over": OVER, "draws": 4, "rungs": [1, 2], "by": "personal-on-validation", "seeds": [100, 101]}
 
@@ -48,10 +43,8 @@ def write_result(plan: Plan, rounds: int, selected: tuple[int, ...]) -> None:
         ranking = tuple(RankedDraw(draw=draw, score=0.5, diverged=False) for draw in order)
         is_last = rounds == plan.tuning.rungs[-1]
         keys = tuple(search.list_winner_keys(plan, planned, selected[0])) if is_last else ()
-        result = RungSearch(
-            algorithm=planned.algorithm, grid=planned.grid, ranking=ranking, selected=selected, keys=keys
-        )
-        found.append(result)
+        label, grid = planned.algorithm, planned.grid
+        found.append(RungSearch(algorithm=label, grid=grid, ranking=ranking, selected=selected, keys=keys))
     rung = Rung(search=plan.search_digest, rounds=rounds, searches=tuple(found))
     write_bytes(plan.study_files.get_rung_result_path(rounds), encode_json(asdict(rung)))
 
@@ -108,11 +101,9 @@ def test_search_draws_cover_range_evenly() -> None:
 
 def test_search_has_same_number_of_draws_for_each_method() -> None:
     plan = plan_study()
-    assert [(planned.algorithm, len(planned.candidates)) for planned in plan.tuning.searches] == [
-        ("fedavg", 4),
-        ("fedprox", 4),
-    ]
     fedavg, fedprox = plan.tuning.searches
+    assert (fedavg.algorithm, len(fedavg.candidates)) == ("fedavg", 4)
+    assert (fedprox.algorithm, len(fedprox.candidates)) == ("fedprox", 4)
     assert {key for one in fedavg.candidates for key in one.values} == {"federation.learning_rate"}
     assert {key for one in fedprox.candidates for key in one.values} == {*OVER}
     assert len(plan.search_run_paths) == 2 * 4 * 2
@@ -123,9 +114,8 @@ def test_search_has_same_number_of_draws_for_each_method() -> None:
         assert settings.evaluation["protocols"] == ["personal-on-validation"], "no draw is tested on test samples"
         assert settings.seed in (100, 101)
     assert "Runs of the winners: 4" in search.describe_largest_search_size(plan)
-    assert "at most 16 runs with 24 rounds" in search.describe_largest_search_size(plan), (
-        "4 draws, and 2 of them one round more"
-    )
+    # 4 draws, and 2 of them one round more.
+    assert "at most 16 runs with 24 rounds" in search.describe_largest_search_size(plan)
 
 
 def test_search_ranks_method_by_its_own_protocol() -> None:
@@ -133,19 +123,16 @@ def test_search_ranks_method_by_its_own_protocol() -> None:
         algorithms={"fedavg": {"protocol": "finetuned-on-local"}},
         evaluation={"protocols": ["personal-on-local", "finetuned-on-local"]},
     )
-    assert [planned.protocol for planned in plan.tuning.searches] == [
-        "finetuned-on-validation",
-        "personal-on-validation",
-    ]
+    protocols = [planned.protocol for planned in plan.tuning.searches]
+    assert protocols == ["finetuned-on-validation", "personal-on-validation"]
     settings = RunSettings.read(next(path for path in plan.search_run_paths if "fedavg" in str(path)) / "run.yaml")
     assert settings.evaluation["finetune_epochs"] == 1
 
 
 def test_each_grid_point_has_its_own_search() -> None:
     plan = plan_study(study={"seeds": [0], "grid": {"partition.alpha": [0.1, 0.5]}})
-    assert [(planned.algorithm, planned.grid) for planned in plan.tuning.searches][:1] == [
-        ("fedavg", {"partition.alpha": 0.1})
-    ]
+    first = plan.tuning.searches[0]
+    assert (first.algorithm, first.grid) == ("fedavg", {"partition.alpha": 0.1})
     assert len({key for planned in plan.tuning.searches for one in planned.candidates for key in one.keys}) == 4 * 4 * 2
 
 
@@ -173,7 +160,6 @@ def test_plan_without_tune_section_contains_no_tuning() -> None:
     studies.write(studies.settings(("fedavg",)), Path())
     content = planner.make_plan().to_dict()
     assert "tuning" not in content
-    assert "grid" in content
     assert content["grid"] == {}
 
 

@@ -20,22 +20,13 @@ from fedpipe.settings.tune import Range, Tune
 from fedpipe.workflow.dag import Dag
 from fedpipe.workflow.selection import StudySelection
 from tests import small_studies as studies
+from tests.planning.custom_components import CUSTOM_COMPONENTS
 
 pytestmark = pytest.mark.usefixtures("in_empty_folder")
 
 OVER = {"federation.learning_rate": {"log": [0.01, 1]}, "algorithms.fedprox.mu": {"log": [0.01, 1]}}
 #: Batches of 8, 4 and 2 draws.
 TUNE = {"over": OVER, "draws": 14, "rungs": [1, 2, 4], "by": "personal-on-validation", "seeds": [100, 101]}
-CUSTOM_MODEL = '''
-from dataclasses import dataclass
-
-from fedpipe.models.mlp import MLP
-
-
-@dataclass(frozen=True, kw_only=True)
-class Layers(MLP):
-    """MLP by another name."""
-'''
 RANGES = {
     "log": Range(log=(0.001, 1)),
     "linear": Range(linear=(0.0, 1.0)),
@@ -213,7 +204,7 @@ def test_tpe_ranks_draws_of_later_rungs_first_and_diverged_draws_last() -> None:
 def test_models_of_tpe_draws_are_sources_of_plan() -> None:
     models = [f"own_{number}.Layers" for number in range(40)]
     for name in models:
-        Path(name).with_suffix(".py").write_text(CUSTOM_MODEL)
+        Path(name).with_suffix(".py").write_text(CUSTOM_COMPONENTS)
 
     def list_modules(plan: NewPlan) -> set[str]:
         names = {settings.model["name"] for settings in plan.run_settings.values()}

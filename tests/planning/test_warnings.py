@@ -25,6 +25,7 @@ from fedpipe.models.base import Model, Network
 from fedpipe.planning import planner
 from fedpipe.report import tables
 from fedpipe.report.data import StudyData
+from fedpipe.settings import loader
 from tests import small_studies as studies
 from tests.report.conftest import Tree
 
@@ -79,6 +80,8 @@ def list_warnings(settings: dict[str, Any]) -> list[str]:
     return list(planner.make_plan().warnings)
 
 
+TUNE = {"over": {"federation.learning_rate": {"log": [0.01, 1]}}, "draws": 2, "rungs": [4], "seeds": [7]}
+TUNE |= {"by": "finetuned-on-validation"}
 CIFAR = {"dataset": {"name": "cifar10"}}
 CIFAR_CNN5 = {"name": "cnn5", "hidden": [8, 8]}
 FEDBN = ("algorithms.x: ", "normalization layers")
@@ -201,42 +204,23 @@ def test_plan_of_custom_model_has_no_fedbn_warning(family: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sections", "start"),
+    ("changes", "start"),
     [
-        ({"dataset": {"test_fraction": 0.4}}, "dataset.test_fraction: 0.4 has no effect, because dataset.split is"),
-        ({"dataset": {"stratified": True}}, "dataset.stratified: True has no effect, because no samples are split"),
-        (
-            {"dataset": {"label_noise_kind": "pairwise"}},
-            "dataset.label_noise_kind: pairwise has no effect, because there",
-        ),
-        ({"evaluation": {"finetune_epochs": 5}}, "evaluation.finetune_epochs: 5 has no effect, because no model of"),
-        ({"transforms": {"on_test": True}}, "transforms.on_test: True has no effect, because there is no augmentation"),
-        ({"dataset": {"test_fraction": 0.4, "split": "pooled"}}, None),
-        (
-            {
-                "dataset": {"label_noise_kind": "pairwise"},
-                "study": {"algorithms": ["fedavg"], "grid": {"dataset.label_noise": [0, 0.1]}},
-            },
-            None,
-        ),
-        (
-            {
-                "dataset": {"validation_fraction": 0.2},
-                "evaluation": {"finetune_epochs": 5},
-                "tune": {
-                    "over": {"federation.learning_rate": {"log": [0.01, 1]}},
-                    **{"draws": 2, "rungs": [4], "by": "finetuned-on-validation", "seeds": [7]},
-                },
-            },
-            None,
-        ),
-        ({"dataset": {"label_noise_kind": "pairwise", "label_noise": 0.1}}, None),
-        ({"evaluation": {"finetune_epochs": 5, "protocols": ["finetuned-on-local"]}}, None),
-        ({"transforms": {"on_test": True, "flip": True}}, None),
+        ({"dataset.test_fraction": 0.4}, "dataset.test_fraction: 0.4 has no effect, because dataset.split is"),
+        ({"dataset.stratified": True}, "dataset.stratified: True has no effect, because no samples are split"),
+        ({"dataset.label_noise_kind": "pairwise"}, "dataset.label_noise_kind: pairwise has no effect, because there"),
+        ({"evaluation.finetune_epochs": 5}, "evaluation.finetune_epochs: 5 has no effect, because no model of"),
+        ({"transforms.on_test": True}, "transforms.on_test: True has no effect, because there is no augmentation"),
+        ({"dataset.test_fraction": 0.4, "dataset.split": "pooled"}, None),
+        ({"dataset.label_noise_kind": "pairwise", "study.grid": {"dataset.label_noise": [0, 0.1]}}, None),
+        ({"dataset.validation_fraction": 0.2, "evaluation.finetune_epochs": 5, "tune": TUNE}, None),
+        ({"dataset.label_noise_kind": "pairwise", "dataset.label_noise": 0.1}, None),
+        ({"evaluation.finetune_epochs": 5, "evaluation.protocols": ["finetuned-on-local"]}, None),
+        ({"transforms.on_test": True, "transforms.flip": True}, None),
     ],
 )
-def test_plan_warns_about_settings_that_another_one_disables(sections: dict[str, Any], start: str | None) -> None:
-    warnings = list_warnings(studies.settings(**sections))
+def test_plan_warns_about_settings_that_another_one_disables(changes: dict[str, Any], start: str | None) -> None:
+    warnings = list_warnings(loader.override_settings(studies.settings(), changes))
     assert [warning.startswith(str(start)) for warning in warnings] == ([True] if start else [])
 
 

@@ -19,6 +19,7 @@ from fedpipe.settings.params import Params
 from fedpipe.settings.schema import build_json_schema
 from tests import small_studies as studies
 from tests.docs.page_blocks import PAGES, blocks
+from tests.errors import rejects
 from tests.small_studies import ROOT
 
 pytestmark = pytest.mark.usefixtures("in_empty_folder")
@@ -26,41 +27,34 @@ pytestmark = pytest.mark.usefixtures("in_empty_folder")
 SECTIONS = ", ".join(Params.model_fields)
 
 
-def study(**values: Any) -> dict[str, Any]:
-    """Return the tests' study with other values at dotted keys. Two underscores mean a dot."""
-    return loader.override_settings(
-        studies.settings(), {key.replace("__", "."): value for key, value in values.items()}
-    )
-
-
-def list_errors(settings: dict[str, Any]) -> list[str]:
-    """Return the error messages of `fedpipe plan` for these settings."""
-    studies.write(settings, Path())
+def list_errors(changes: dict[str, Any]) -> list[str]:
+    """Return the error messages of `fedpipe plan` for the tests' study with other values at dotted keys."""
+    studies.write(loader.override_settings(studies.settings(), changes), Path())
     with pytest.raises(SettingsError) as error:
         planner.make_plan(Path("params.yaml"))
     return str(error.value).split("\n")
 
 
 def test_each_error_in_params_is_on_its_own_line() -> None:
-    changes = {"federation__learning_rate": -1, "federation__client": 2, "datasett": {}}
-    keys = [message.partition(" ")[0] for message in sorted(list_errors(study(**changes)))]
+    changes = {"federation.learning_rate": -1, "federation.client": 2, "datasett": {}}
+    keys = [message.partition(" ")[0] for message in sorted(list_errors(changes))]
     assert keys == ["datasett:", "federation.client:", "federation.learning_rate:"]
 
 
 def test_component_errors_do_not_hide_other_errors() -> None:
     changes = {
-        "partition__alpha": -1,
-        "model__name": "mpl",
-        "dataset__name": "digit",
-        "federation__clients": 0,
+        "partition.alpha": -1,
+        "model.name": "mpl",
+        "dataset.name": "digit",
+        "federation.clients": 0,
         "algorithms": {"fedavg": {}, "fedprox": {"muu": 1}},
     }
-    keys = [line.partition(":")[0] for line in list_errors(study(**changes))]
+    keys = [line.partition(":")[0] for line in list_errors(changes)]
     assert {"partition.alpha", "model.name", "dataset.name", "federation.clients"} <= set(keys)
 
 
 def test_every_error_message_contains_grid_point() -> None:
-    messages = list_errors(study(study__grid={"federation.clients": [0], "federation.participation": [2]}))
+    messages = list_errors({"study.grid": {"federation.clients": [0], "federation.participation": [2]}})
     assert len(messages) == 2
     assert all("federation.clients: 0, federation.participation: 2" in message for message in messages)
 
@@ -68,64 +62,47 @@ def test_every_error_message_contains_grid_point() -> None:
 # -- the file ----------------------------------------------------------------------------------------------------------
 
 
-def read_error(text: str | None) -> str:
-    """Return the error message of `fedpipe plan` for this text of params.yaml. None keeps the file."""
-    if text is not None:
-        Path("params.yaml").write_text(text)
-    with pytest.raises(SettingsError) as error:
+@pytest.mark.parametrize(
+    ("content", "outline"),
+    [
+        (None, "params.yaml: the file does not exist"),
+        *[
+            (text, "params.yaml: not a mapping")
+            for text in (b"", b"# nothing but a comment\n", b"- fedavg\n", b"fedavg\n")
+        ],
+        (b"federation: {clients: 10\n", "params.yaml: not valid YAML (line 2, column 1: expected ',' or '}'"),
+        (b"federation: " + b"[" * 5000 + b"]" * 5000, "params.yaml: ... nested too deeply ... 100 levels"),
+        (b"# caf\xe9\n", "params.yaml: not UTF-8 text (invalid continuation byte at byte 5)"),
+        # PyYAML would use the last section and ignore the first.
+        (b"federation: {clients: 5}\nmodel: {}\nfederation: {rounds: 2}\n", "federation: duplicate key, lines 1 and 3"),
+    ],
+    ids=["missing", "empty", "comment", "list", "text", "no-yaml", "deep", "not-utf-8", "duplicate-key"],
+)
+def test_unreadable_params_file_is_rejected(content: bytes | None, outline: str) -> None:
+    if content is not None:
+        Path("params.yaml").write_bytes(content)
+    with rejects(outline):
         planner.make_plan(Path("params.yaml"))
-    return str(error.value)
-
-
-def test_missing_params_file_is_rejected() -> None:
-    assert read_error(None).startswith("params.yaml: the file does not exist")
-
-
-@pytest.mark.parametrize("text", ["", "# nothing but a comment\n", "- fedavg\n", "fedavg\n"])
-def test_params_without_mapping_are_rejected(text: str) -> None:
-    assert read_error(text).startswith("params.yaml: not a mapping")
 
 
 def test_params_path_that_is_a_folder_is_rejected() -> None:
     Path("params.yaml").mkdir()
-    assert read_error(None).startswith("params.yaml: can't be read (Is a directory)")
-
-
-def test_invalid_yaml_error_shows_line_and_column() -> None:
-    message = read_error("federation: {clients: 10\n")
-    assert message.startswith("params.yaml: not valid YAML (line 2, column 1: expected ',' or '}'")
-
-
-def test_deeply_nested_params_are_rejected() -> None:
-    message = read_error(f"federation: {'[' * 5000}{']' * 5000}\n")
-    assert re.match(r"params\.yaml: .*nested too deeply.*100 levels", message), message
-
-
-def test_params_that_are_not_utf8_are_rejected() -> None:
-    Path("params.yaml").write_bytes(b"# caf\xe9\n")
-    assert read_error(None).startswith("params.yaml: not UTF-8 text (invalid continuation byte at byte 5)")
-
-
-def test_duplicate_key_is_rejected() -> None:
-    """PyYAML would use the last section and ignore the first."""
-    text = "federation:\n  clients: 5\nmodel: {name: mlp}\nfederation: {rounds: 2}\n"
-    assert read_error(text).startswith("federation: duplicate key, lines 1 and 4")
+    with rejects("params.yaml: can't be read (Is a directory)"):
+        planner.make_plan(Path("params.yaml"))
 
 
 def test_yaml_merge_key_merges_parameters() -> None:
     """With a merge key, two entries can share most of their parameters."""
     text = "algorithms:\n  feddw: &dw {mu: 1.0, mode: code}\n  other: {<<: *dw, algorithm: feddw, mu: 2.0}\n"
     Path("params.yaml").write_text(text)
-    assert loader.read_params(Path("params.yaml"))["algorithms"]["other"] == {
-        "algorithm": "feddw",
-        "mu": 2.0,
-        "mode": "code",
-    }
+    algorithms = loader.read_params(Path("params.yaml"))["algorithms"]
+    assert algorithms["other"] == {"algorithm": "feddw", "mu": 2.0, "mode": "code"}
 
 
 def test_key_that_is_not_text_is_rejected() -> None:
-    (message,) = list_errors({**studies.settings(), 3: {}})
-    assert re.match(f"3: unknown key.*{SECTIONS}", message), message
+    studies.write({**studies.settings(), 3: {}}, Path())  # type: ignore[dict-item]
+    with rejects(f"3: unknown key ... {SECTIONS}"):
+        planner.make_plan(Path("params.yaml"))
 
 
 # -- defaults ----------------------------------------------------------------------------------------------------------
@@ -136,21 +113,10 @@ def test_parser_fills_in_defaults() -> None:
     assert params.federation == federation.Federation()
     assert (params.federation.clients, params.federation.rounds, params.federation.optimizer) == (10, 20, "sgd")
     assert params.dataset.name == "digits"
-    assert params.model_dump(mode="json")["partition"] == {
-        "scheme": "dirichlet",
-        "alpha": 0.5,
-        "minimum": 1,
-        "seed": None,
-    }
-    assert params.model_dump(mode="json")["model"] == {
-        "name": "cnn",
-        "channels": [16, 32],
-        "hidden": 64,
-        "batch_norm": False,
-        "bias": True,
-        "weights": None,
-        "sha256": None,
-    }
+    sections = params.model_dump(mode="json")
+    assert sections["partition"] == {"scheme": "dirichlet", "alpha": 0.5, "minimum": 1, "seed": None}
+    cnn = {"name": "cnn", "channels": [16, 32], "hidden": 64, "batch_norm": False, "bias": True}
+    assert sections["model"] == {**cnn, "weights": None, "sha256": None}
     assert params.study.algorithms == ("fedavg",)
     assert params.study.seeds == (0,)
     assert params.artifacts.keep_models == "all"
@@ -158,18 +124,16 @@ def test_parser_fills_in_defaults() -> None:
 
 
 def test_given_value_replaces_only_its_default() -> None:
-    params = parser.parse_params(
-        {"federation": {"clients": 7}, "algorithms": {"fedavg": {}, "feddw": {"mode": "code"}}}
-    )
+    algorithms = {"fedavg": {}, "feddw": {"mode": "code"}}
+    params = parser.parse_params({"federation": {"clients": 7}, "algorithms": algorithms})
     assert params.federation == federation.Federation(clients=7)
     algorithm: Any = params.algorithms["feddw"].algorithm
     assert (algorithm.mu, algorithm.mode) == (0.1, "code")
 
 
 def test_algorithm_entry_may_have_custom_name() -> None:
-    params = parser.parse_params(
-        {"algorithms": {"strong": {"algorithm": "fedprox", "mu": 5}}, "study": {"algorithms": ["strong"]}}
-    )
+    entries = {"strong": {"algorithm": "fedprox", "mu": 5}}
+    params = parser.parse_params({"algorithms": entries, "study": {"algorithms": ["strong"]}})
     algorithm: Any = params.algorithms["strong"].algorithm
     assert type(algorithm).__name__ == "FedProx"
     assert algorithm.mu == 5.0
@@ -178,11 +142,6 @@ def test_algorithm_entry_may_have_custom_name() -> None:
 def test_exponents_without_a_dot_are_numbers() -> None:
     """YAML 1.1 reads 1e-3 as text."""
     assert parser.parse_params(yaml.safe_load("federation: {learning_rate: 1e-3}")).federation.learning_rate == 0.001
-
-
-@pytest.mark.parametrize(("fraction", "clients", "count"), [(0.01, 10, 1), (0.5, 10, 5), (0.26, 10, 3), (1.0, 10, 10)])
-def test_participants_equal_rounded_fraction_of_clients(fraction: float, clients: int, count: int) -> None:
-    assert federation.Federation(clients=clients, participation=fraction).participants == count
 
 
 # -- JSON Schema -------------------------------------------------------------------------------------------------------
@@ -299,11 +258,11 @@ def test_packaged_model_rejects_wrong_input_type(name: str, other: str, in_empty
 
 def test_single_number_equals_list_of_one_number() -> None:
     """A number and a list of one number must have the same key."""
-    one = parser.parse_params({"transforms": {"mean": 0.5, "std": "2e-1"}}).transforms
-    assert (
-        one.model_dump_json()
-        == parser.parse_params({"transforms": {"mean": [0.5], "std": [0.2]}}).transforms.model_dump_json()
+    number, numbers = (
+        parser.parse_params({"transforms": transforms}).transforms
+        for transforms in ({"mean": 0.5, "std": "2e-1"}, {"mean": [0.5], "std": [0.2]})
     )
+    assert number.model_dump_json() == numbers.model_dump_json()
     for value, text in ((True, "true"), ("grey", "'grey'"), ({}, "{}")):
         with pytest.raises(SettingsError, match=rf"^transforms\.mean: {text} .* list"):
             parser.parse_params({"transforms": {"mean": value}})
@@ -324,12 +283,11 @@ def test_transforms_need_images() -> None:
 
 
 def test_scaffold_accepts_dw() -> None:
-    parsed = parser.parse_params(
-        {"algorithms": {"scaffold": {"dw": {"mu": 2.0}}}, "study": {"algorithms": ["scaffold"]}}
-    )
+    study = {"study": {"algorithms": ["scaffold"]}}
+    parsed = parser.parse_params(study | {"algorithms": {"scaffold": {"dw": {"mu": 2.0}}}})
     assert parsed.algorithms["scaffold"].algorithm.dw.mu == 2.0
-    with pytest.raises(SettingsError, match=r"^algorithms\.scaffold\.dw\.mu: -1"):
-        parser.parse_params({"algorithms": {"scaffold": {"dw": {"mu": -1}}}, "study": {"algorithms": ["scaffold"]}})
+    with rejects("algorithms.scaffold.dw.mu: -1"):
+        parser.parse_params(study | {"algorithms": {"scaffold": {"dw": {"mu": -1}}}})
 
 
 def test_fednova_with_adam_needs_explicit_setting() -> None:
@@ -354,7 +312,8 @@ def test_suggest_name_lists_all_near_names() -> None:
 def test_transforms_error_for_numeric_table_advises_standardization() -> None:
     np.savez("own.npz", x=np.ones((10, 4)), y=np.arange(10) % 2)
     dataset = {"name": "npz", "path": "own.npz", "split": "pooled"}
-    studies.write(study(dataset=dataset, federation__clients=2, transforms__mean=0.5), Path())
+    sections: dict[str, Any] = {"dataset": dataset, "federation": {"clients": 2}, "transforms": {"mean": 0.5}}
+    studies.write(studies.settings(**sections), Path())
     download.download_and_pin_dataset(None, Path("params.yaml"))
     with pytest.raises(SettingsError, match=r"^transforms\.mean: \[0\.5\] .*\(4,\)\. Remove it\. .*standardize them"):
         planner.make_plan(Path("params.yaml"))

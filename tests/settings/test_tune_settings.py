@@ -10,7 +10,7 @@ import pytest
 
 from fedpipe.core.errors import SettingsError
 from fedpipe.planning import planner
-from fedpipe.settings.tune import Range, Tune
+from fedpipe.settings.tune import Range, Tune, count_draws_by_rung
 from tests import small_studies as studies
 from tests.errors import rejects
 
@@ -51,16 +51,16 @@ def test_integer_range_draws_each_integer_equally_often() -> None:
 
 
 def test_draw_counts_keep_best_third_per_rung() -> None:
-    settings = TUNE | {"draws": 27, "rungs": [1, 2, 3]}
-    assert Tune.model_validate(settings).draw_counts == (27, 9, 3)
-    assert Tune.model_validate(settings | {"draws": 10}).draw_counts == (10, 4, 2)
+    for draws, counts in ((27, (27, 9, 3)), (10, (10, 4, 2))):
+        tune = Tune.model_validate(TUNE | {"draws": draws, "rungs": [1, 2, 3]})
+        assert count_draws_by_rung(tune.new_draw_counts) == counts
 
 
 def test_tpe_batches_have_similar_numbers_of_rounds() -> None:
     """Batches of 16, 7 and 4 draws train 16, 14 and 12 rounds. A third of 16 draws continues, then a third of 6 + 7."""
     tune = Tune.model_validate(TUNE | {"draws": 27, "rungs": [1, 2, 3], "sampler": "tpe"})
     assert tune.new_draw_counts == (16, 7, 4)
-    assert tune.draw_counts == (16, 6 + 7, 5 + 4)
+    assert count_draws_by_rung(tune.new_draw_counts) == (16, 6 + 7, 5 + 4)
 
 
 @pytest.mark.parametrize(("value", "is_near"), [(0.0101, True), (0.0159, False), (0.62, False), (0.64, True)])
@@ -122,28 +122,27 @@ def test_smallest_and_largest_number_of_choice_are_near_bound(
             {"over": {"federation.momentum": {"linear": [0.5, 1.5]}}},
             "federation.momentum: ... (with federation.momentum: ... which tune.over draws for fedavg)",
         ),
-        ({"over": {RATE: {"log": [-1, 1]}}}, f"tune.over.{RATE}.log: [-1, 1] ... -1 has no logarithm"),
-        ({"over": {RATE: {"linear": [1, 0.1]}}}, f"tune.over.{RATE}.linear: [1, 0.1] is not ascending"),
-        ({"over": {RATE: {"linear": [0, 1], "log": [0.1, 1]}}}, f"tune.over.{RATE}: it sets log and linear"),
-        (
-            {"over": {RATE: [0.1, 1]}},
-            f"tune.over.{RATE}: [0.1, 1] can't be used. Use {{log: ... or {{linear: ... or {{choice: [0.1, 1]}}",
-        ),
-        ({"over": {RATE: 0.1}}, f"tune.over.{RATE}: 0.1 can't be used. Use {{log: ... {{choice: [A, B]}}"),
-        ({"over": {RATE: {}}}, f"tune.over.{RATE}: it sets nothing"),
-        ({"over": {RATE: {"lin": [0, 1]}}}, f"tune.over.{RATE}.lin: unknown key. Did you mean 'linear'"),
-        (
-            {"over": {RATE: {"linear": [0, 1]}}},
-            f"tune.over.{RATE}.linear: [0, 1] has only integers ... Use [0.0, 1.0], or ",
-        ),
+        *[
+            ({"over": {RATE: values}}, f"tune.over.{RATE}{rest}")
+            for values, rest in (
+                ({"log": [-1, 1]}, ".log: [-1, 1] ... -1 has no logarithm"),
+                ({"linear": [1, 0.1]}, ".linear: [1, 0.1] is not ascending"),
+                ({"linear": [0, 1], "log": [0.1, 1]}, ": it sets log and linear"),
+                ([0.1, 1], ": [0.1, 1] can't be used. Use {log: ... or {linear: ... or {choice: [0.1, 1]}"),
+                (0.1, ": 0.1 can't be used. Use {log: ... {choice: [A, B]}"),
+                ({}, ": it sets nothing"),
+                ({"lin": [0, 1]}, ".lin: unknown key. Did you mean 'linear'"),
+                ({"linear": [0, 1]}, ".linear: [0, 1] has only integers ... Use [0.0, 1.0], or "),
+                ({"log": [math.nan, 1]}, ".log.0: nan can't be used. Use a finite number."),
+                ({"log": ["a", 1]}, ".log.0: 'a' can't be used. Use a valid number."),
+                ({"choice": [0.1, 0.1]}, ".choice: '0.1' is listed twice"),
+            )
+        ],
         ({"over": {MU: {"log": [1, 10]}}}, f"tune.over.{MU}.log: [1, 10] "),
-        ({"over": {RATE: {"log": [math.nan, 1]}}}, f"tune.over.{RATE}.log.0: nan can't be used. Use a finite number."),
-        ({"over": {RATE: {"log": ["a", 1]}}}, f"tune.over.{RATE}.log.0: 'a' can't be used. Use a valid number."),
         (
             {"over": OVER | {"federation": {"learning_rate": {"choice": [0.1]}}}},
             "tune.over: 'federation' is not a single key ... replace tune.over as a whole",
         ),
-        ({"over": {RATE: {"choice": [0.1, 0.1]}}}, f"tune.over.{RATE}.choice: '0.1' is listed twice"),
     ],
 )
 def test_plan_rejects_invalid_tune_settings(tune: dict[str, Any], outline: str) -> None:
@@ -217,9 +216,5 @@ def test_plan_warns_if_single_different_draw_reaches_last_rung(
 
 def test_preset_may_shrink_or_remove_tuning() -> None:
     presets = {"small": {"tune.draws": 2, "tune.rungs": [1]}, "none": {"tune": None}}
-    studies.write(
-        studies.settings(("fedavg", "fedprox"), tune=TUNE, dataset={"validation_fraction": 0.2}, presets=presets),
-        Path(),
-    )
-    small, none = planner.make_plan(preset="small"), planner.make_plan(preset="none")
+    small, none = (plan_study({}, preset=preset, presets=presets) for preset in ("small", "none"))
     assert (small.tuning.draws, small.tuning.rungs, none.tuning) == (2, (1,), None)

@@ -20,6 +20,7 @@ from fedpipe.workflow import selection as study_selection
 from fedpipe.workflow.dag import Dag
 from fedpipe.workflow.selection import StudySelection
 from tests import small_studies as studies
+from tests.errors import rejects
 
 pytestmark = pytest.mark.usefixtures("in_empty_folder")
 
@@ -76,9 +77,8 @@ def test_dag_has_one_job_per_run() -> None:
     assert job_input == list_run_input(graph, path)
     assert [name for name, file in job_input.items() if is_flagged(file, "ancient")] == ["settings"]
     assert graph.get_untuned_run_output() == [*list_merged_files(path, "0004"), f"{path}/segments/0004.json"]
-    assert (
-        graph.get_partition_input(make_wildcards(key=graph.plan.partitions[0])) == list_run_input(graph, path)["data"]
-    )
+    partition_wildcards = make_wildcards(key=graph.plan.partitions[0])
+    assert graph.get_partition_input(partition_wildcards) == list_run_input(graph, path)["data"]
     assignment = list_run_input(graph, path)["assignment"]
     heterogeneity, record = assignment.replace("assignment", "heterogeneity"), assignment.replace("parquet", "json")
     assert graph.get_partition_output() == [assignment, heterogeneity, record]
@@ -89,11 +89,9 @@ def test_job_of_run_that_is_no_longer_planned_is_rejected() -> None:
     """The study was edited and planned again while the job was queued."""
     path, wildcards = get_first_run(build_dag())
     edited = build_dag(labels=("fedprox",))
-    with pytest.raises(SettingsError, match=f"{path} is not in the plan of params.yaml"):
+    with rejects(f"{path} is not in the plan of params.yaml"):
         edited.get_segment_input(make_wildcards(**wildcards, stop="0004"))
-    with pytest.raises(
-        SettingsError, match=r"results/partitions/0123456789ab/assignment\.parquet is not in the plan of"
-    ):
+    with rejects("results/partitions/0123456789ab/assignment.parquet is not in the plan of"):
         edited.get_partition_input(make_wildcards(key="0123456789ab"))
     with pytest.raises(SettingsError, match=r"/surface-0123456789ab\.parquet is not in the plan of"):
         edited.get_diagnostic(make_wildcards(**wildcards, round="0001", diagnostic="surface-0123456789ab"))
@@ -106,16 +104,13 @@ def test_segment_needs_previous_segment() -> None:
     assert not graph.has_one_job_per_run
     assert graph.get_segment_ends(graph.plan.runs[path]) == [3, 4, 6, 7]
     assert graph.get_segment_input(make_wildcards(**names, stop="0003")) == list_run_input(graph, path)
-    for stop, previous in (("0004", "0003"), ("0006", "0004"), ("0007", "0006")):
-        assert graph.get_segment_input(make_wildcards(**names, stop=stop)) == list_run_input(graph, path) | {
-            "previous": f"{path}/segments/{previous}.json"
-        }
+    for stop, start in (("0004", "0003"), ("0006", "0004"), ("0007", "0006")):
+        previous = {"previous": f"{path}/segments/{start}.json"}
+        assert graph.get_segment_input(make_wildcards(**names, stop=stop)) == list_run_input(graph, path) | previous
     manifests = [f"{path}/segments/{stop}.json" for stop in ("0003", "0004", "0006", "0007")]
     assert graph.get_collect_input(make_wildcards(**names, stop="0004")) == manifests
-    assert graph.get_collect_input(make_wildcards(**names, stop="0007")) == [
-        *manifests,
-        f"{path}/joined/0004/joined.json",
-    ]
+    manifests += [f"{path}/joined/0004/joined.json"]
+    assert graph.get_collect_input(make_wildcards(**names, stop="0007")) == manifests
     assert graph.get_untuned_run_output() == [*list_merged_files(path, "0004"), *list_merged_files(path, "0007")]
 
 
@@ -153,17 +148,15 @@ def test_all_results_cover_files_of_study() -> None:
     (plan,) = graph.plan.plans
     runs, names = graph.plan.runs.values(), plan.partition_names.values()
     assert sorted(names) == ["dirichlet-0.3-seed0", "dirichlet-0.3-seed1"]
-    partition_files = [
-        f"results/partitions/{key}/{name}.parquet"
-        for key in plan.partitions
-        for name in ("assignment", "heterogeneity")
-    ]
+    partitions = [f"results/partitions/{key}" for key in plan.partitions]
+    partition_files = [f"{path}/{name}.parquet" for path in partitions for name in ("assignment", "heterogeneity")]
+    merged_files = [file for run in runs for file in list_merged_files(run.path, "0004")]
     assert sorted(graph.get_all_results()) == sorted(
         [
             *(f"results/data/{plan.runs[0].dataset}.{kind}" for kind in ("pt", "json")),
             *partition_files,
-            *(f"results/partitions/{key}/assignment.json" for key in plan.partitions),
-            *(file for run in runs for file in list_merged_files(run.path, "0004")),
+            *(f"{path}/assignment.json" for path in partitions),
+            *merged_files,
             *(f"{run.path}/segments/0004.json" for run in runs),
             *(f"results/tables/results.{kind}" for kind in ("csv", "md", "html")),
             "results/tables/statistics.csv",
@@ -178,9 +171,7 @@ def test_all_results_cover_files_of_study() -> None:
             ),
         ]
     )
-    assert sorted(graph.get_table_input(plan)) == sorted(
-        [*(file for run in runs for file in list_merged_files(run.path, "0004")), *partition_files]
-    )
+    assert sorted(graph.get_table_input(plan)) == sorted([*merged_files, *partition_files])
     for name, file in (("curves", "metrics"), ("matrices", "matrices")):
         assert dag.get_figure_input(plan, name) == [f"{run.path}/joined/0004/{file}.parquet" for run in runs]
     assert graph.get_rule_name_suffix(plan) == ""
@@ -243,10 +234,8 @@ def test_studies_in_folder_share_runs() -> None:
     assert len(graph.plan.runs) == 2
     assert graph.get_segment_ends(graph.plan.runs[path]) == [2, 4]
     assert graph.get_segment_input(make_wildcards(**names, stop="0004"))["previous"] == f"{path}/segments/0002.json"
-    assert [graph.get_rule_name_suffix(plan) for plan in graph.plan.plans] == [
-        "_results_studies_a_b_long__1_",
-        "_results_studies_a_short",
-    ]
+    suffixes = [graph.get_rule_name_suffix(plan) for plan in graph.plan.plans]
+    assert suffixes == ["_results_studies_a_b_long__1_", "_results_studies_a_short"]
     final = graph.get_all_results()
     assert {"results/studies/a/short/tables/results.md", "results/studies/a/b/long (1)/figures/curves.svg"} <= {*final}
     assert "results/studies/a/short/tables/results.md" in graph.get_paper_pages_input()
@@ -356,27 +345,25 @@ def test_describe_job_shows_name_of_run() -> None:
     (partition,) = graph.plan.partitions
     assert graph.describe_remaining_runs() == "2 of 2 runs to do"
     assert graph.describe_job("segment", run | {"stop": "0004"}) == "segment FedAvg learning_rate=0.1 seed 0"
-    assert graph.describe_job("diagnostic", run | {"round": "0004", "diagnostic": "drift-0123456789ab"}) == (
-        "diagnostic FedAvg learning_rate=0.1 seed 0, round 4, drift"
-    )
+    diagnostic = run | {"round": "0004", "diagnostic": "drift-0123456789ab"}
+    message = "diagnostic FedAvg learning_rate=0.1 seed 0, round 4, drift"
+    assert graph.describe_job("diagnostic", diagnostic) == message
     assert graph.describe_job("partition", {"key": partition}) == "partition dirichlet-0.3-seed0"
     assert graph.describe_job("partition_figure", {"partition": "iid-seed0"}) == "partition_figure iid-seed0"
     assert graph.describe_job("download", {"dataset": "own.data-0123456789ab"}) == "download own.data"
     assert graph.describe_job("table", {}) == "table"
     split = build_dag(execution={"rounds_per_job": 1, "clients_per_job": 2})
     _, run = get_first_run(split)
-    assert split.describe_job("train", run | {"round": "0003", "block": "0001"}) == (
-        "train FedAvg seed 0, round 3, block 1"
-    )
+    block = run | {"round": "0003", "block": "0001"}
+    assert split.describe_job("train", block) == "train FedAvg seed 0, round 3, block 1"
     assert split.describe_job("collect", run | {"stop": "0004"}) == "collect FedAvg seed 0, round 4"
 
 
 def test_shell_prefix_sets_environment_of_jobs(tmp_path: Path) -> None:
     prefix = dag.format_shell_prefix({"FEDPIPE_CALLBACKS": "a {b} 'c'", "FEDPIPE_STACK": 4})
     command = prefix.format() + ' echo "$FEDPIPE_CALLBACKS|$FEDPIPE_STACK|$PYTHONPATH|${PATH%%:*}"'
-    result = subprocess.run(
-        ["bash", "-c", command], env=os.environ | {"PYTHONPATH": "x"}, capture_output=True, text=True
-    )
+    environment = os.environ | {"PYTHONPATH": "x"}
+    result = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True)
     assert result.stdout == f"a {{b}} 'c'|4|{tmp_path.resolve()}:x|{Path(sys.executable).parent}\n"
 
 

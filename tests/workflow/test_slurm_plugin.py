@@ -124,15 +124,7 @@ def test_interrupt_cancels_all_jobs(event: str, tmp_path: Path, monkeypatch: pyt
 
 
 class PolledExecutor(plugin.Executor):
-    """The executor with the jobs 1 and 2, and with answers of Slurm from this test.
-
-    Parameters
-    ----------
-    job_states
-        State and reason of each job.
-    requeue
-        The option ``--fedpipe-slurm-requeue``.
-    """
+    """The executor with jobs in these states, with answers of Slurm from this test."""
 
     def __init__(self, job_states: dict[str, str], monkeypatch: pytest.MonkeyPatch, requeue: bool = False) -> None:
         self.job_states, self.cancelled_ids, self.errors = job_states, list[str](), dict[str, str]()
