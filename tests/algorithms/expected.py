@@ -12,16 +12,17 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.functional import cross_entropy
 
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.algorithms.batch import State
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.tensors import Tensors
 from fedpipe.engine.clients.executor import FIRST
-from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.models.mlp import MLP
 from fedpipe.testing.comparisons import ADAM, SGD, TESTS
 from fedpipe.testing.trial import CLASSES, Trial, describe_difference, make_synthetic_clients, make_trial
+from tests.algorithms.oracles import copy_parameters, list_batches, take_steps
 
 Build = Callable[..., Algorithm]  #: builds an algorithm from parameters
 
@@ -134,24 +135,11 @@ def find_centralized_mismatch(build: Build, expected: Expected) -> str | None:
         module.to(clients.device)
         for number in (1, 2, 3):
             optimizer = torch.optim.SGD(module.parameters(), rate, momentum, 0, decay)
-            _train_with_pytorch(module, optimizer, clients, number)
-        central = Tensors((name, value.detach()) for name, value in module.named_parameters())
-        if message := describe_difference(trial.run(3).start(0)["model"], central, 1e-12):
+            compute_loss = lambda x, y, module=module: cross_entropy(module(x), y)  # noqa: E731
+            take_steps(optimizer, compute_loss, list_batches(trial, 0, number))
+        if message := describe_difference(trial.run(3).start(0)["model"], copy_parameters(module), 1e-12):
             return f"a single client trains another model than PyTorch, with momentum {momentum} ({message})."
     return None
-
-
-def _train_with_pytorch(
-    module: torch.nn.Module, optimizer: torch.optim.Optimizer, clients: FederatedData, round_number: int
-) -> None:
-    """Train a module on client 0 as in a round of :func:`fedpipe.testing.trial.make_trial`: 2 epochs, batches of 4."""
-    for epoch in range(2):
-        order = clients.shuffle_indices(0, round_number, "batches", epoch)
-        for first in range(0, len(order), 4):
-            x, y = clients.gather_samples(order[first : first + 4])
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(module(x), y).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
 
 
 def find_learning_rate_mismatch(build: Build, expected: Expected) -> str | None:
