@@ -42,31 +42,19 @@ Formula = Callable[[Sizes], tuple[int, int]]  #: numbers down and up, for a clie
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """Expectations of an algorithm.
+    """Expectations of an algorithm."""
 
-    Parameters
-    ----------
-    traffic
-        Parameters, each with the counts of numbers down and up.
-    centralized
-        Parameters that switch off everything that the algorithm adds to training. A single client then trains as in
-        PyTorch without a federation. If there are no such parameters, the reason.
-    parameters
-        Parameters for the checks, if the defaults leave a part of the algorithm idle or amplify rounding.
-    momentum
-        Whether its local steps use the federation's momentum.
-    no_models
-        Parts of the server's state that are named tensors, but change even with a learning rate of 0.
-    exceptions
-        Names of :data:`EXPECTATIONS` that the algorithm does not meet, each with the reason. An exception that the
-        algorithm meets is an error.
-    """
-
-    traffic: Sequence[tuple[Mapping[str, Any], Formula]]
+    traffic: Sequence[tuple[Mapping[str, Any], Formula]]  #: parameters, each with the counts of numbers down and up
+    #: Parameters that switch off everything that the algorithm adds to training. A single client then trains as in
+    #: PyTorch without a federation. If there are no such parameters, the reason.
     centralized: Mapping[str, Any] | str
+    #: Parameters for the checks, if the defaults leave a part of the algorithm idle or amplify rounding.
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    momentum: bool = True
+    momentum: bool = True  #: whether its local steps use the federation's momentum
+    #: Parts of the server's state that are named tensors, but change even with a learning rate of 0.
     no_models: frozenset[str] = frozenset()
+    #: Names of :data:`EXPECTATIONS` that the algorithm does not meet, each with the reason. An exception that the
+    #: algorithm meets is an error.
     exceptions: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -81,16 +69,9 @@ class Expected:
 
 
 def check_expectations(build: Build, expected: Expected, *selected_names: str) -> list[str]:
-    """Check expectations. Return a message for each unmet expectation, and for each needless exception.
+    """Check all :data:`EXPECTATIONS` or those with these names.
 
-    Parameters
-    ----------
-    build
-        Builds the algorithm from parameters.
-    expected
-        The expectations.
-    selected_names
-        Names of :data:`EXPECTATIONS`. By default all.
+    Return a message for each unmet expectation, and for each needless exception.
     """
     messages = []
     for name in selected_names or EXPECTATIONS:

@@ -78,16 +78,6 @@ def test_fedrep_body_phase_keeps_head_bit_for_bit(make_trial, assert_same, optim
     assert not torch.equal(both.server["body"].flat(), one.server["body"].flat())
 
 
-@pytest.mark.parametrize("width", [None, 3])
-def test_fedrep_clients_share_body_and_keep_own_heads(make_trial, assert_same, width):
-    trial = make_trial(FedRep(), width=width, participation=1.0).run()
-    models = [trial.start(client)["model"] for client in range(len(trial.clients))]
-    for model in models[1:]:
-        assert_same(model.only(trial.net.body_names), models[0].only(trial.net.body_names))
-        assert not torch.equal(model["head.weight"], models[0]["head.weight"])
-    assert trial.algorithm.global_model(trial.server) is None
-
-
 def test_fedrep_head_epochs_lower_training_loss_of_clients(make_trial):
     """Compute the loss on the received representation, which the head phase minimizes."""
     losses = []
