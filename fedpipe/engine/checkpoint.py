@@ -23,15 +23,9 @@ StackedStates = tuple[dict[int, int], State]  #: row of each client, and the sta
 class Checkpoint:
     """The states of a run's rounds.
 
-    Parameters
-    ----------
-    files
-        Files of the run.
-    initial_kept_state
-        State that a client keeps before its first round. Empty for methods without client state.
-    device
-        Device of the server's state and of the kept states of the last round's participants, if this job trained them.
-        The states of other clients, which may be thousands, are on the CPU.
+    ``initial_kept_state`` is empty for methods without client state. On ``device`` are the server's state and the kept
+    states of the last round's participants, if this job trained them. The states of other clients, which may be
+    thousands, are on the CPU.
     """
 
     def __init__(self, files: RunFiles, initial_kept_state: State, device: torch.device) -> None:
@@ -64,15 +58,12 @@ class Checkpoint:
         last = self.read_state_json(round_number)["last"][client]
         if last < 0 or not self._initial_kept_state:
             return self._initial_kept_state
-        if last in self._latest:
-            rows, states = self._latest[last]
-            return unstack_client(states, rows[client])
-        if last not in self._stacked_states:
+        if last not in self._latest and last not in self._stacked_states:
             files = self.files.get_round_files(last)
             tree = read_pt(files.client_states, self.read_state_json(last)["sha256"][files.client_states.name])
             rows = {client: row for row, client in enumerate(tree["ids"].tolist())}
             self._stacked_states[last] = (rows, convert_tree_to_state(tree["kept"]))
-        rows, states = self._stacked_states[last]
+        rows, states = self._latest.get(last) or self._stacked_states[last]
         return unstack_client(states, rows[client])
 
     def read_times(self, round_number: int) -> dict[str, float]:
@@ -97,22 +88,10 @@ class Checkpoint:
         initial_last_rounds: Sequence[int] = (),
         **extra_entries: Any,
     ) -> None:
-        """Write a round's states, then the marker that they are complete.
+        """Write a round's states, then the marker that they are complete, ``state.json``.
 
-        Parameters
-        ----------
-        round_number
-            Number of the round (0: initial state).
-        server
-            The server's state.
-        ids, kept_states
-            Participants and their kept states.
-        hashes
-            SHA-256 of the round's other files so far.
-        initial_last_rounds
-            The last round of each client before round 1. Only for round 0.
-        extra_entries
-            Further content of ``state.json``.
+        ``hashes`` are the SHA-256 of the round's other files so far. ``initial_last_rounds`` has the last round of each
+        client before round 1, and only round 0 needs it. ``extra_entries`` are further content of the marker.
         """
         files = self.files.get_round_files(round_number)
         hashes = hashes | {files.server_state.name: write_pt(files.server_state, server)}
@@ -128,11 +107,8 @@ class Checkpoint:
         write_json(files.complete_states_marker, state_json)
         self._state_json_by_round[round_number], self._servers = state_json, {round_number: server}
         if self._device.type != "cpu":
-            self._latest = (
-                {round_number: ({client: row for row, client in enumerate(ids)}, stacked_states)}
-                if stacked_states
-                else {}
-            )
+            rows = {client: row for row, client in enumerate(ids)}
+            self._latest = {round_number: (rows, stacked_states)} if stacked_states else {}
         needed_rounds = set(last) - {round_number}
         self._stacked_states = {round: pack for round, pack in self._stacked_states.items() if round in needed_rounds}
 

@@ -1,4 +1,7 @@
-"""Checks the results of hooks against the contract, in runs and in `fedpipe check`, with one message per violation."""
+"""Checks the results of hooks against the contract, in runs and in `fedpipe check`, with one message per violation.
+
+The functions raise ``SettingsError``, whose message names the hook or pass, its result and the advice.
+"""
 
 from __future__ import annotations
 
@@ -31,44 +34,30 @@ STATE_ADVICE = "Return a dict of named parts, each a tensor or Tensors, such as 
 
 
 def validate_state(algorithm: Algorithm, hook: str, result: Any) -> State:
-    """Require that a hook returned a state.
-
-    Raises
-    ------
-    SettingsError
-        It did not. The message names the hook and its result.
-    """
+    """Require that a hook returned a state."""
     if type(result) is not dict:
-        raise SettingsError(f"{describe_hook(algorithm, hook)} returned {describe_value(result)}. {STATE_ADVICE}")
+        raise _make_hook_error(algorithm, hook, describe_value(result), STATE_ADVICE)
     for part, value in result.items():
         if not isinstance(part, str):
-            raise SettingsError(
-                f"{describe_hook(algorithm, hook)} returned a part with the name {part!r}. Use a string, such "
-                "as 'model'."
-            )
+            problem = f"a part with the name {part!r}"
+            raise _make_hook_error(algorithm, hook, problem, "Use a string, such as 'model'.")
         if isinstance(value, Tensor):
             continue
         if not isinstance(value, Tensors):
-            raise SettingsError(
-                f"{describe_hook(algorithm, hook)} returned '{part}' as {describe_value(value)}. "
-                f"{_format_tensor_advice(value)}"
-            )
+            problem = f"'{part}' as {describe_value(value)}"
+            raise _make_hook_error(algorithm, hook, problem, _format_tensor_advice(value))
         for name, tensor in value.items():
             if not isinstance(tensor, Tensor):
-                raise SettingsError(
-                    f"{describe_hook(algorithm, hook)} returned '{name}' in '{part}' as {describe_value(tensor)}. "
-                    f"{_format_tensor_advice(tensor)}"
-                )
+                problem = f"'{name}' in '{part}' as {describe_value(tensor)}"
+                raise _make_hook_error(algorithm, hook, problem, _format_tensor_advice(tensor))
     return result
 
 
 def reject_reserved_part_names(algorithm: Algorithm, hook: str, parts: Iterable[str]) -> None:
     """Reject parts with the engine's names of running statistics."""
     if part := next((part for part in parts if part.partition("/")[0] == "buffers"), None):
-        raise SettingsError(
-            f"{describe_hook(algorithm, hook)} returned '{part}', which is fedpipe's name of BatchNorm's running "
-            "statistics. Use another name."
-        )
+        problem = f"'{part}', which is fedpipe's name of BatchNorm's running statistics"
+        raise _make_hook_error(algorithm, hook, problem, "Use another name.")
 
 
 def validate_server_optimizer_part(algorithm: Algorithm, part: str, state: State) -> None:
@@ -85,10 +74,7 @@ def validate_server_optimizer_part(algorithm: Algorithm, part: str, state: State
 def validate_uploaded_statistics(algorithm: Algorithm, parts: Sequence[str], uploads: Uploads, server: State) -> None:
     """Require running statistics of models in the uploaded parts that have names of parts of the server's state.
 
-    Raises
-    ------
-    SettingsError
-        They have another dtype or shape than those of the server, or a negative variance.
+    They have the dtypes and shapes of the server's, and no negative variance.
     """
     minima: dict[str, Tensor] = {}
     for part in parts:
@@ -106,22 +92,22 @@ def validate_uploaded_statistics(algorithm: Algorithm, parts: Sequence[str], upl
 
 
 def _make_statistics_error(algorithm: Algorithm, name: str, problem: str) -> SettingsError:
-    return SettingsError(
-        f"{describe_hook(algorithm, 'upload')} returned '{name}' {problem}. fedpipe averages BatchNorm's running "
-        "statistics of each uploaded part that has the name of a part of the server. If the part is a complete model, "
-        "change only self.net.parameters(model). If it contains something else, such as differences or codes, give it "
-        "another name."
+    advice = (
+        "fedpipe averages BatchNorm's running statistics of each uploaded part that has the name of a part of the "
+        "server. If the part is a complete model, change only self.net.parameters(model). If it contains something "
+        "else, such as differences or codes, give it another name."
     )
+    return _make_hook_error(algorithm, "upload", f"'{name}' {problem}", advice)
 
 
 def validate_download(algorithm: Algorithm, result: Any) -> tuple[State, State]:
     """Require that `send` returned two states."""
     if not isinstance(result, tuple) or len(result) != 2:
-        raise SettingsError(
-            f"{describe_hook(algorithm, 'send')} returned {describe_value(result)}. Return a tuple of two dicts, such "
-            "as ({'model': model}, {}): the parts that all clients receive, and the parts of each client, stacked "
-            "along a first axis."
+        advice = (
+            "Return a tuple of two dicts, such as ({'model': model}, {}): the parts that all clients receive, and the "
+            "parts of each client, stacked along a first axis."
         )
+        raise _make_hook_error(algorithm, "send", describe_value(result), advice)
     common, client_parts = (validate_state(algorithm, "send", part) for part in result)
     return common, client_parts
 
@@ -129,10 +115,8 @@ def validate_download(algorithm: Algorithm, result: Any) -> tuple[State, State]:
 def validate_passes(algorithm: Algorithm, hook: str, result: Any) -> list[Pass]:
     """Require that a hook returned a list of passes."""
     if not isinstance(result, Sequence) or not all(isinstance(pass_, (Train, Measure, Update)) for pass_ in result):
-        raise SettingsError(
-            f"{describe_hook(algorithm, hook)} returned {describe_value(result)}. Return a tuple of passes (Train, "
-            "Measure or Update), such as (Train(self.loss),)."
-        )
+        advice = "Return a tuple of passes (Train, Measure or Update), such as (Train(self.loss),)."
+        raise _make_hook_error(algorithm, hook, describe_value(result), advice)
     for pass_ in result:
         needs_epochs = isinstance(pass_, Train) and pass_.epochs is None and (pass_.when or pass_.after)
         if needs_epochs and algorithm.federation.local_steps is not None:
@@ -155,10 +139,8 @@ def validate_participants(algorithm: Algorithm, result: Any) -> list[int]:
     ids = result.tolist() if isinstance(result, (Tensor, np.ndarray)) else result
     is_list = isinstance(ids, Sequence) and all(isinstance(client, (int, np.integer)) for client in ids)
     if not (is_list and len(set(ids)) == len(ids) == count and set(ids) <= set(range(clients))):
-        raise SettingsError(
-            f"{describe_hook(algorithm, 'select_participants')} returned {describe_value(result)}. Return {count} "
-            f"different numbers from 0 to {clients - 1}."
-        )
+        advice = f"Return {count} different numbers from 0 to {clients - 1}."
+        raise _make_hook_error(algorithm, "select_participants", describe_value(result), advice)
     return sorted(map(int, ids))
 
 
@@ -173,38 +155,29 @@ def count_local_steps(algorithm: Algorithm, size: int, round_number: int, noise_
         result: Any = algorithm.count_local_steps(size, round_number, noise_key)
     steps = result.tolist() if isinstance(result, (Tensor, np.generic)) else result
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-        raise SettingsError(
-            f"{describe_hook(algorithm, 'count_local_steps')} returned {describe_value(result)}. Return a whole number "
-            "of at least 1."
-        )
+        advice = "Return a whole number of at least 1."
+        raise _make_hook_error(algorithm, "count_local_steps", describe_value(result), advice)
     return steps
 
 
 def validate_logits(algorithm: Algorithm, hook: str, result: Any, shape: tuple[int, int]) -> Tensor:
     """Require that `predict` or `prototype_logits` returned logits of this shape (B, C)."""
-    is_tensor = isinstance(result, Tensor)
-    if is_tensor and result.is_floating_point() and result.shape == shape:
-        return cast(Tensor, result)
-    raise SettingsError(
-        f"{describe_hook(algorithm, hook)} returned {describe_tensor(result) if is_tensor else describe_value(result)} "
-        f"for {shape[0]} samples and {shape[1]} classes. Return logits of shape (samples, classes), as floating-point "
-        "numbers."
-    )
+    if isinstance(result, Tensor) and result.is_floating_point() and result.shape == shape:
+        return result
+    problem = f"{_describe_tensor_or_value(result)} for {shape[0]} samples and {shape[1]} classes"
+    advice = "Return logits of shape (samples, classes), as floating-point numbers."
+    raise _make_hook_error(algorithm, hook, problem, advice)
 
 
 def validate_metrics(algorithm: Algorithm, result: Mapping[str, Any]) -> dict[str, float]:
     """Require that `metrics` returned numbers without reserved names."""
     if reserved_name := next((name for name in result if name in ROUND_COLUMNS), None):
-        raise SettingsError(
-            f"{describe_hook(algorithm, 'metrics')} returned '{reserved_name}', which is already a column of every "
-            "run. Use another name."
-        )
+        problem = f"'{reserved_name}', which is already a column of every run"
+        raise _make_hook_error(algorithm, "metrics", problem, "Use another name.")
     for name, value in result.items():
         if isinstance(value, Tensor) and value.numel() != 1:
-            raise SettingsError(
-                f"{describe_hook(algorithm, 'metrics')} returned '{name}' as {describe_tensor(value)}. Return one "
-                "number, such as its mean."
-            )
+            problem = f"'{name}' as {describe_tensor(value)}"
+            raise _make_hook_error(algorithm, "metrics", problem, "Return one number, such as its mean.")
     return {name: float(value) for name, value in result.items()}
 
 
@@ -212,11 +185,8 @@ def validate_matrices(algorithm: Algorithm, result: Mapping[str, Any]) -> dict[s
     """Require that `matrices` returned tensors with rows and columns."""
     for name, value in result.items():
         if not isinstance(value, Tensor) or value.dim() != 2:
-            description = describe_tensor(value) if isinstance(value, Tensor) else describe_value(value)
-            raise SettingsError(
-                f"{describe_hook(algorithm, 'matrices')} returned '{name}' as {description}. Return a tensor of shape "
-                "(classes, classes)."
-            )
+            problem = f"'{name}' as {_describe_tensor_or_value(value)}"
+            raise _make_hook_error(algorithm, "matrices", problem, "Return a tensor of shape (classes, classes).")
     return dict(result)
 
 
@@ -230,10 +200,8 @@ def compute_extra_models(algorithm: Algorithm, server: State) -> dict[str, Tenso
     """Call `extra_models`, and require complete models without the names of standard models."""
     result = algorithm.extra_models(server)
     if reserved_name := next((name for name in result if f"{name}-on-global" in get_args(Protocol)), None):
-        raise SettingsError(
-            f"{describe_hook(algorithm, 'extra_models')} returned '{reserved_name}', which is already the model of a "
-            "protocol. Use another name."
-        )
+        problem = f"'{reserved_name}', which is already the model of a protocol"
+        raise _make_hook_error(algorithm, "extra_models", problem, "Use another name.")
     return {name: _validate_model(algorithm, "extra_models", model) for name, model in result.items()}
 
 
@@ -248,10 +216,8 @@ def _validate_model(algorithm: Algorithm, hook: str, result: Any) -> Tensors:
         elif result[name].shape != shape:
             problem = f"'{name}' as {describe_tensor(result[name])} instead of shape {tuple(shape)}"
     if problem:
-        raise SettingsError(
-            f"{describe_hook(algorithm, hook)} returned {problem}. Return Tensors with all parameters of the network, "
-            "such as server['model']."
-        )
+        advice = "Return Tensors with all parameters of the network, such as server['model']."
+        raise _make_hook_error(algorithm, hook, problem, advice)
     return cast(Tensors, result)
 
 
@@ -266,13 +232,7 @@ def validate_trained_names(algorithm: Algorithm, training: Train, names: Sequenc
 
 
 def validate_pull_target(algorithm: Algorithm, training: Train, names: Sequence[str], client: State) -> None:
-    """Require the target of a pass's pull. ``names`` are the trained tensors.
-
-    Raises
-    ------
-    SettingsError
-        The message names the missing part.
-    """
+    """Require the target of a pass's pull. ``names`` are the trained tensors."""
     if training.pull is None:
         return
     target_part, trained_tensors = training.pull.to, training.get_trained_part_tensors(client)
@@ -299,13 +259,7 @@ def validate_pull_target(algorithm: Algorithm, training: Train, names: Sequence[
 
 
 def validate_loss(algorithm: Algorithm, training: Train, result: Any) -> None:
-    """Require a scalar loss that depends on the trained parameters.
-
-    Raises
-    ------
-    SettingsError
-        The message names the loss or the trained parameters.
-    """
+    """Require a scalar loss that depends on the trained parameters."""
     problem = ""
     if not isinstance(result, Tensor):
         problem = describe_value(result)
@@ -364,13 +318,7 @@ def compute_measure_pass_sums(
 def require_same_structure(
     algorithm: Algorithm, hook: str, result: State, reference: State, reference_hook: str | None = None
 ) -> None:
-    """Require the same parts, shapes and dtypes as those of another hook, or (None) of the hook for another client.
-
-    Raises
-    ------
-    SettingsError
-        The message names the hook and the part.
-    """
+    """Require the same parts, shapes and dtypes as those of another hook, or (None) of the hook for another client."""
     structure, reference_structure = describe_state(result), describe_state(reference)
     if structure == reference_structure:
         return
@@ -414,6 +362,11 @@ def _format_code_location(code: CodeType) -> str:
     return f"{Path(code.co_filename).name}, line {code.co_firstlineno}"
 
 
+def _make_hook_error(algorithm: Algorithm, hook: str, problem: str, advice: str) -> SettingsError:
+    """Make the error of a hook's result, with the hook's name, and file and line if it is a user's."""
+    return SettingsError(f"{describe_hook(algorithm, hook)} returned {problem}. {advice}")
+
+
 def _make_pass_error(algorithm: Algorithm, function: Callable[..., Any], problem: str, advice: str) -> SettingsError:
     """Make the error of a pass's function, with its name, file and line."""
     return SettingsError(f"{_describe_function(algorithm, function)} returned {problem}. {advice}")
@@ -438,6 +391,10 @@ def describe_state(state: State) -> dict[str, str]:
         else:
             flat[part] = describe_tensor(value)
     return flat
+
+
+def _describe_tensor_or_value(value: Any) -> str:
+    return describe_tensor(value) if isinstance(value, Tensor) else describe_value(value)
 
 
 def describe_value(value: Any) -> str:

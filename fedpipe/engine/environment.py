@@ -94,8 +94,3 @@ def _is_imported(path: Path) -> bool:
     last_name = path.parent.name if path.stem == "__init__" else path.stem
     modules = [module for name, module in list(sys.modules.items()) if name.rpartition(".")[2] == last_name]
     return any(Path(getattr(module, "__file__", None) or "").resolve() == path for module in modules)
-
-
-def remove_duplicates(values: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Remove equal descriptions of environments."""
-    return [value for index, value in enumerate(values) if value not in values[:index]]

@@ -28,11 +28,6 @@ class StatePruner:
 
     It lists the states on disk once, and then remembers those that a later round may not need. So the time that it
     takes does not grow with the number of earlier rounds.
-
-    Parameters
-    ----------
-    files
-        Files of the run.
     """
 
     def __init__(self, files: RunFiles) -> None:

@@ -30,30 +30,14 @@ ENVIRONMENT_KEYS = ("executor", "device", "torch", "numpy")  #: if these are equ
 
 @dataclass(frozen=True)
 class Comparison:
-    """A recorded round and the same round repeated.
-
-    Parameters
-    ----------
-    round
-        Number of the round.
-    made_by
-        Recorded environments of the round.
-    replayed_by
-        Environment of this process.
-    compared_files
-        Names of the compared files.
-    differing_files
-        Names of the files with different bits.
-    distance
-        Norm of the difference of all states over the norm of the round's change.
-    """
+    """A recorded round and the same round repeated."""
 
     round: int
-    made_by: list[dict[str, Any]]
-    replayed_by: dict[str, Any]
+    made_by: list[dict[str, Any]]  #: recorded environments of the round
+    replayed_by: dict[str, Any]  #: environment of this process
     compared_files: list[str]
-    differing_files: list[str]
-    distance: float
+    differing_files: list[str]  #: compared files with different bits
+    distance: float  #: norm of the difference of all states over the norm of the round's change
 
     @property
     def has_same_environment(self) -> bool:
@@ -74,19 +58,9 @@ class Comparison:
 
 
 def replay_round(run: Rounds, round_number: int, executor: Executor | None = None) -> Comparison | None:
-    """Repeat a complete round with the code and device of this process. Nothing is written into the run.
+    """Repeat a complete round with the code and device of this process. None if a previous state is missing.
 
-    Parameters
-    ----------
-    run, round_number
-        Run and number of the round.
-    executor
-        Executor. By default the run's.
-
-    Returns
-    -------
-    Comparison or None
-        None if a previous state is missing.
+    Nothing is written into the run. The executor is the run's by default.
     """
     files = run.files
     with tempfile.TemporaryDirectory(prefix="fedpipe-redo-") as folder:

@@ -44,7 +44,7 @@ from fedpipe.engine.clients.executor import (
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.engine.clients.load import get_data_paths, load_federated_data
 from fedpipe.engine.clients.loop import LoopExecutor
-from fedpipe.engine.environment import ComponentCode, configure_device, get_device_and_versions, remove_duplicates
+from fedpipe.engine.environment import ComponentCode, configure_device, get_device_and_versions
 from fedpipe.engine.new_clients import NewClients
 from fedpipe.engine.server.device import choose_storage_device
 from fedpipe.engine.server.server import (
@@ -69,18 +69,8 @@ WIDTH_ON_GPU = 32  #: clients per stack if `execution.stack` is auto
 class Rounds:
     """The rounds of a run in this process, without the checks before a round is resumed.
 
-    Parameters
-    ----------
-    files
-        Files of the run, with its ``run.yaml``.
-    execution
-        Section `execution`: device and executor.
-    threads
-        Cores of this job.
-    keep_models
-        Rounds whose states are kept, see `artifacts.keep_models`.
-    clients
-        Federated data. By default the run's data set and partition.
+    The run's folder ``files`` contains its ``run.yaml``. ``threads`` are the cores of this job, and ``keep_models`` is
+    `artifacts.keep_models`. ``clients`` are by default those of the run's data set and partition.
     """
 
     def __init__(
@@ -288,7 +278,8 @@ class Rounds:
             contract.require_same_structure(self.algorithm, "aggregate", server, previous_server, "init")
         hashes = self._write_participants_and_accuracies(round_number, weighted_uploads)
         hashes |= self._write_exchanged_matrices(round_number, server, uploads)
-        made_by = remove_duplicates([block.made_by for block in blocks])
+        made_by = [block.made_by for block in blocks]
+        made_by = [entry for index, entry in enumerate(made_by) if entry not in made_by[:index]]
         environment = self.get_environment()
         if all(
             (entry["shared"], entry["device"]) != (environment["shared"], environment["device"]) for entry in made_by

@@ -121,14 +121,9 @@ def _explain_unmatched_names(algorithm: Algorithm, names: Sequence[str]) -> str:
 def describe_error_and_line(error: Exception) -> str:
     """Describe an error with the line of the user's code that raised it."""
     user_frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_user_code(frame.filename)]
-    description = (
-        f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
-    )
-    return (
-        f"{description}, {Path(user_frames[-1].filename).name}, line {user_frames[-1].lineno}"
-        if user_frames
-        else description
-    )
+    message = str(error).strip().partition("\n")[0] or "no message"
+    location = f", {Path(user_frames[-1].filename).name}, line {user_frames[-1].lineno}" if user_frames else ""
+    return f"{type(error).__name__}: {message}{location}"
 
 
 def is_user_code(filename: str) -> bool:
@@ -143,9 +138,7 @@ _PACKAGE_FOLDER = Path(fedpipe.__file__).parent
 
 
 @functools.cache
-def _get_installed_folders() -> tuple[Path, ...]:
+def _get_installed_folders() -> set[Path]:
     paths = sysconfig.get_paths()
-    folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")} | {
-        str(Path(torch.__file__).parents[1])
-    }
-    return tuple(Path(path) for path in sorted(folders))
+    folders = {Path(paths[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return folders | {Path(torch.__file__).parents[1]}

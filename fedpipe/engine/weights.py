@@ -20,29 +20,13 @@ from fedpipe.engine.server.server import call_server_hooks
 from fedpipe.settings.federation import Federation
 
 
-def draw_participants(federation: Federation, seed: int, round_number: int) -> list[int]:
-    """Draw the participants of a round, in ascending order, as an algorithm numbers them."""
-    draw = rng.make_generator(seed, "participants", round_number)
-    return sorted(draw.choice(federation.clients, federation.participants, replace=False).tolist())
-
-
 def select_participants(
     algorithm: Algorithm, seed: int, round_number: int, sizes: npt.NDArray[np.int64], load_server: Callable[[], State]
 ) -> list[int]:
     """Select the participants of a round in ascending order: the algorithm's, or a uniform draw.
 
-    They are positions in ``sizes``.
-
-    Parameters
-    ----------
-    algorithm
-        Algorithm that is bound to the round.
-    seed, round_number
-        Seed of the run, and the round.
-    sizes
-        Number of training samples of each client.
-    load_server
-        Loads the server's state before the round. It is called only if the algorithm has a rule.
+    They are positions in ``sizes``, the numbers of training samples. ``load_server`` loads the server's state before
+    the round. It is called only if the algorithm, which is bound to the round, has a rule.
     """
     if type(algorithm).select_participants is not Algorithm.select_participants:
         server = load_server()
@@ -50,7 +34,8 @@ def select_participants(
             participants = algorithm.select_participants(server, torch.tensor(sizes))
         if participants is not None:
             return contract.validate_participants(algorithm, participants)
-    return draw_participants(algorithm.federation, seed, round_number)
+    federation, draw = algorithm.federation, rng.make_generator(seed, "participants", round_number)
+    return sorted(draw.choice(federation.clients, federation.participants, replace=False).tolist())
 
 
 def compute_aggregation_weights(federation: Federation, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

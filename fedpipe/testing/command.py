@@ -21,16 +21,9 @@ from fedpipe.testing.checks import check_algorithm
 def build_and_check_algorithm(name: str, settings: Sequence[str], params: Path | None = None) -> list[str]:
     """Check an algorithm. Return one message per violation, also if it can't be built.
 
-    Checks run small federations that are made to reveal violations, not the study's data.
-
-    Parameters
-    ----------
-    name
-        Name or dotted path of an algorithm. With ``params`` a method of that study.
-    settings
-        Parameters as ``key=value``, with values as in params.yaml.
-    params
-        Study whose method has all other parameters.
+    Checks run small federations that are made to reveal violations, not the study's data. ``name`` is a name or a
+    dotted path. With ``params`` it is a method of that study, which has all parameters except ``settings``
+    (``key=value``).
     """
     torch.set_num_threads(1)
     try:

@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from fedpipe.core.tensors import Tensors
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.models.base import Network
-from fedpipe.models.mlp import MLP
 
 
 def make_scalar_model(value):
@@ -67,72 +65,6 @@ def make_toy(make_trial):
         )
 
     return make
-
-
-@pytest.fixture
-def list_batches():
-    """``list_batches(trial, client, 1)``: inputs and classes of each step of a client in round 1, for PyTorch loops."""
-
-    def gather_batches(trial, client, number, stream="batches", epochs=None):
-        federation = trial.algorithm.federation
-        for epoch in range(federation.local_epochs if epochs is None else epochs):
-            order = trial.clients.shuffle_indices(client, number, stream, epoch)
-            for first in range(0, len(order), federation.batch_size):
-                yield trial.clients.gather_samples(order[first : first + federation.batch_size])
-
-    return gather_batches
-
-
-@pytest.fixture
-def train_plainly(list_batches):
-    """``train_plainly(trial, loss, 3)``: the model after 3 rounds of FedAvg as a PyTorch loop with another loss.
-
-    The arguments of ``loss(module, received, x, y)`` are the client's model, the received model in evaluation mode, and
-    a batch. Weights, batches, and the learning rate are those of the trial on the MLP.
-    """
-
-    def train(trial, loss, rounds):
-        model, federation = dict(trial.server["model"]), trial.algorithm.federation
-        for number in range(1, rounds + 1):
-            uploads, sizes = [], []
-            for client in trial.select_participants(number):
-                module, received = (MLP(hidden=(6,)).build((5,), 4).double() for _ in range(2))
-                module.load_state_dict(model)
-                received.load_state_dict(model)
-                received.eval().requires_grad_(False)
-                rule = torch.optim.SGD(module.parameters(), federation.learning_rate)
-                for x, y in list_batches(trial, client, number):
-                    rule.zero_grad()
-                    loss(module, received, x, y).backward()
-                    rule.step()
-                uploads.append(module.state_dict())
-                sizes.append(trial.clients.sizes[client])
-            model = {
-                name: sum(size / sum(sizes) * upload[name] for size, upload in zip(sizes, uploads, strict=True))
-                for name in model
-            }
-        return model
-
-    return train
-
-
-@pytest.fixture
-def compute_finetuned_loss(list_batches):
-    """``compute_finetuned_loss(trial, 1, ("head",))``: test loss after one PyTorch epoch on parts of the MLP."""
-
-    def tune(trial, client, parts):
-        module, federation = MLP(hidden=(6,)).build((5,), 4).double(), trial.algorithm.federation
-        module.load_state_dict(trial.start(client)["model"])
-        trained = [value for name, value in module.named_parameters() if name.startswith(parts)]
-        rule = torch.optim.SGD(trained, federation.learning_rate, federation.momentum)
-        for x, y in list_batches(trial, client, trial.rounds + 1, "finetune", epochs=1):
-            rule.zero_grad()
-            cross_entropy(module(x), y).backward()
-            rule.step()
-        x, y = trial.clients.gather_samples(trial.clients.test[client])
-        return float(cross_entropy(module(x), y, reduction="sum").detach())
-
-    return tune
 
 
 @pytest.fixture

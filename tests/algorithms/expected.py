@@ -12,16 +12,17 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.functional import cross_entropy
 
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.algorithms.batch import State
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.tensors import Tensors
 from fedpipe.engine.clients.executor import FIRST
-from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.models.mlp import MLP
 from fedpipe.testing.comparisons import ADAM, SGD, TESTS
 from fedpipe.testing.trial import CLASSES, Trial, describe_difference, make_synthetic_clients, make_trial
+from tests.algorithms.oracles import copy_parameters, list_batches, take_steps
 
 Build = Callable[..., Algorithm]  #: builds an algorithm from parameters
 
@@ -41,31 +42,19 @@ Formula = Callable[[Sizes], tuple[int, int]]  #: numbers down and up, for a clie
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """Expectations of an algorithm.
+    """Expectations of an algorithm."""
 
-    Parameters
-    ----------
-    traffic
-        Parameters, each with the counts of numbers down and up.
-    centralized
-        Parameters that switch off everything that the algorithm adds to training. A single client then trains as in
-        PyTorch without a federation. If there are no such parameters, the reason.
-    parameters
-        Parameters for the checks, if the defaults leave a part of the algorithm idle or amplify rounding.
-    momentum
-        Whether its local steps use the federation's momentum.
-    no_models
-        Parts of the server's state that are named tensors, but change even with a learning rate of 0.
-    exceptions
-        Names of :data:`EXPECTATIONS` that the algorithm does not meet, each with the reason. An exception that the
-        algorithm meets is an error.
-    """
-
-    traffic: Sequence[tuple[Mapping[str, Any], Formula]]
+    traffic: Sequence[tuple[Mapping[str, Any], Formula]]  #: parameters, each with the counts of numbers down and up
+    #: Parameters that switch off everything that the algorithm adds to training. A single client then trains as in
+    #: PyTorch without a federation. If there are no such parameters, the reason.
     centralized: Mapping[str, Any] | str
+    #: Parameters for the checks, if the defaults leave a part of the algorithm idle or amplify rounding.
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    momentum: bool = True
+    momentum: bool = True  #: whether its local steps use the federation's momentum
+    #: Parts of the server's state that are named tensors, but change even with a learning rate of 0.
     no_models: frozenset[str] = frozenset()
+    #: Names of :data:`EXPECTATIONS` that the algorithm does not meet, each with the reason. An exception that the
+    #: algorithm meets is an error.
     exceptions: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -80,16 +69,9 @@ class Expected:
 
 
 def check_expectations(build: Build, expected: Expected, *selected_names: str) -> list[str]:
-    """Check expectations. Return a message for each unmet expectation, and for each needless exception.
+    """Check all :data:`EXPECTATIONS` or those with these names.
 
-    Parameters
-    ----------
-    build
-        Builds the algorithm from parameters.
-    expected
-        The expectations.
-    selected_names
-        Names of :data:`EXPECTATIONS`. By default all.
+    Return a message for each unmet expectation, and for each needless exception.
     """
     messages = []
     for name in selected_names or EXPECTATIONS:
@@ -134,24 +116,11 @@ def find_centralized_mismatch(build: Build, expected: Expected) -> str | None:
         module.to(clients.device)
         for number in (1, 2, 3):
             optimizer = torch.optim.SGD(module.parameters(), rate, momentum, 0, decay)
-            _train_with_pytorch(module, optimizer, clients, number)
-        central = Tensors((name, value.detach()) for name, value in module.named_parameters())
-        if message := describe_difference(trial.run(3).start(0)["model"], central, 1e-12):
+            compute_loss = lambda x, y, module=module: cross_entropy(module(x), y)  # noqa: E731
+            take_steps(optimizer, compute_loss, list_batches(trial, 0, number))
+        if message := describe_difference(trial.run(3).start(0)["model"], copy_parameters(module), 1e-12):
             return f"a single client trains another model than PyTorch, with momentum {momentum} ({message})."
     return None
-
-
-def _train_with_pytorch(
-    module: torch.nn.Module, optimizer: torch.optim.Optimizer, clients: FederatedData, round_number: int
-) -> None:
-    """Train a module on client 0 as in a round of :func:`fedpipe.testing.trial.make_trial`: 2 epochs, batches of 4."""
-    for epoch in range(2):
-        order = clients.shuffle_indices(0, round_number, "batches", epoch)
-        for first in range(0, len(order), 4):
-            x, y = clients.gather_samples(order[first : first + 4])
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(module(x), y).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
 
 
 def find_learning_rate_mismatch(build: Build, expected: Expected) -> str | None:

@@ -7,6 +7,7 @@ from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.local import Local
 from fedpipe.core.tensors import Tensors
 from tests.algorithms.expected import Expected
+from tests.algorithms.oracles import list_batches, run_fedavg
 
 EXPECTED = Expected(traffic=[({}, lambda n: (n.all, n.all))], centralized={})
 
@@ -68,33 +69,27 @@ def test_apfl_clips_alpha_to_0_and_1(make_toy):
         assert float(trial.client_states[0]["mixing"]["alpha"]) == bound
 
 
-def test_apfl_three_rounds_match_pytorch_loop(make_trial, list_batches):
+def test_apfl_three_rounds_match_pytorch_loop(make_trial, assert_same):
     """Differentiate through the mixture, with one optimizer for the own model and alpha."""
     trial = make_trial(APFL(alpha=0.3), learning_rate=0.1)
-    net, server = trial.net, trial.server["model"]
-    own = dict.fromkeys(range(8), server)
+    net, own = trial.net, dict.fromkeys(range(8), trial.server["model"])
     alphas = dict.fromkeys(range(8), torch.tensor(0.3, dtype=torch.float64))
-    for number in (1, 2, 3):
-        trial.run()
-        ids = [outcome.client for outcome in trial.outcomes]
-        uploads = []
-        for client in ids:
-            w, v = (
-                {name: value.clone().requires_grad_() for name, value in part.items()} for part in (server, own[client])
-            )
-            alpha = alphas[client].clone().requires_grad_()
-            optimizer = torch.optim.SGD([*w.values(), *v.values(), alpha], lr=0.1)
-            for x, y in list_batches(trial, client, number):
-                mixture = Tensors((name, alpha * v[name] + (1 - alpha) * w[name].detach()) for name in w)
-                optimizer.zero_grad()
-                (cross_entropy(net(Tensors(w), x), y) + cross_entropy(net(mixture, x), y)).backward()
-                optimizer.step()
-                alpha.data.clamp_(0, 1)
-            own[client], alphas[client] = Tensors(v).map(torch.detach), alpha.detach()
-            uploads.append(Tensors(w).map(torch.detach))
-        sizes = trial.clients.sizes[ids] / trial.clients.sizes[ids].sum()
-        server = sum(float(size) * model for size, model in zip(sizes, uploads, strict=True))
-    torch.testing.assert_close(trial.server["model"].flat(), server.flat(), rtol=0, atol=1e-12)
+
+    def train_client(client, number, server):
+        w, v = (part.map(lambda value: value.clone().requires_grad_()) for part in (server, own[client]))
+        alpha = alphas[client].clone().requires_grad_()
+        optimizer = torch.optim.SGD([*w.values(), *v.values(), alpha], lr=0.1)
+        for x, y in list_batches(trial, client, number):
+            mixture = Tensors((name, alpha * v[name] + (1 - alpha) * w[name].detach()) for name in w)
+            optimizer.zero_grad()
+            (cross_entropy(net(w, x), y) + cross_entropy(net(mixture, x), y)).backward()
+            optimizer.step()
+            alpha.data.clamp_(0, 1)
+        own[client], alphas[client] = v.map(torch.detach), alpha.detach()
+        return w.map(torch.detach)
+
+    expected = run_fedavg(trial, 3, train_client)
+    assert_same(trial.run(3).server["model"], expected, tolerance=1e-12)
     for client, state in trial.client_states.items():
         torch.testing.assert_close(state["own"].flat(), own[client].flat(), rtol=0, atol=1e-12)
         torch.testing.assert_close(state["mixing"]["alpha"], alphas[client], rtol=0, atol=1e-12)

@@ -1,4 +1,3 @@
-import itertools
 import math
 
 import pytest
@@ -10,9 +9,9 @@ from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.model_stack import select_model
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.tensors import Tensors
-from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.models.base import Network
 from tests.algorithms.expected import Expected
+from tests.algorithms.oracles import make_opposed_clients
 
 EXPECTED = Expected(
     traffic=[({}, lambda n: (n.all, n.all))],
@@ -170,16 +169,10 @@ def test_cfl_equal_uploads_become_model_of_each_cluster(make_server):
 
 @pytest.fixture
 def make_opposed(make_trial):
-    """Make a trial on six clients in two groups, even and odd, that label the same inputs in opposite ways."""
+    """Make a trial on the clients of :func:`make_opposed_clients`."""
 
     def make(algorithm, **settings):
-        bounds = [0, *itertools.accumulate([30, 20, 25, 30, 20, 25])]
-        train = [torch.arange(begin, end).numpy() for begin, end in itertools.pairwise(bounds)]
-        x = torch.randn(bounds[-1], 2, dtype=f64, generator=torch.Generator().manual_seed(4))
-        y = (x[:, 0] < 0).long()
-        for client in (1, 3, 5):
-            y[train[client]] = 1 - y[train[client]]
-        clients = FederatedData(x, y, train, train, train[0][:0], 2, 0, f64)
+        clients = make_opposed_clients([30, 20, 25, 30, 20, 25])
         build = lambda: Network(nn.Identity(), nn.Linear(2, 2))  # noqa: E731
         return make_trial(algorithm, build, clients, participation=1.0, **settings)
 

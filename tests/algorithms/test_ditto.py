@@ -7,6 +7,7 @@ from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.local import Local
 from fedpipe.core.tensors import Tensors
 from tests.algorithms.expected import Expected
+from tests.algorithms.oracles import list_batches, run_fedavg
 
 EXPECTED = Expected(traffic=[({}, lambda n: (n.all, n.all))], centralized={})
 
@@ -55,39 +56,25 @@ def test_ditto_attraction_keeps_personal_models_near_global_model(make_trial):
     assert distances == sorted(distances, reverse=True)
 
 
-def test_ditto_three_rounds_match_pfllib(make_trial, list_batches):
+def test_ditto_three_rounds_match_pfllib(make_trial, assert_same):
     """PFLlib's clientditto runs `ptrain` with PerturbedGradientDescent, then `train`, with the same batches."""
     trial = make_trial(Ditto(attraction=0.5), learning_rate=0.1)
-    net, names = trial.net, trial.net.names
-    server = {name: value.clone() for name, value in trial.server["model"].items()}
-    personal = {client: {name: value.clone() for name, value in server.items()} for client in range(8)}
+    personal = dict.fromkeys(range(8), trial.server["model"])
 
-    def train(client, model, stream, number, mu):
-        for x, y in list_batches(trial, client, number, stream):
-            leaves = {name: value.detach().requires_grad_() for name, value in model.items()}
-            g = torch.autograd.grad(cross_entropy(net(Tensors(leaves), x), y), list(leaves.values()))
-            for name, d_p in zip(names, g, strict=True):
-                model[name] = model[name] - 0.1 * (d_p + mu * (model[name] - server[name]))
+    def train(model, server, mu, batches):
+        for x, y in batches:
+            leaves = model.map(lambda value: value.detach().requires_grad_())
+            g = torch.autograd.grad(cross_entropy(trial.net(leaves, x), y), list(leaves.values()))
+            model = model - 0.1 * (Tensors(zip(leaves, g, strict=True)) + mu * (model - server))
         return model
 
-    for number in (1, 2, 3):
-        trial.run()
-        ids = [outcome.client for outcome in trial.outcomes]
-        uploads = []
-        for client in ids:
-            personal[client] = train(client, personal[client], "personal", number, 0.5)
-            uploads.append(train(client, dict(server), "batches", number, 0.0))
-        sizes = trial.clients.sizes[ids]
-        server = {
-            name: sum(float(size) * model[name] for size, model in zip(sizes, uploads, strict=True))
-            / float(sizes.sum())
-            for name in names
-        }
-    for client in range(8):
-        for name in names:
-            torch.testing.assert_close(
-                trial.client_states[client]["personal"][name], personal[client][name], rtol=0, atol=1e-12
-            )
+    def train_client(client, number, server):
+        personal[client] = train(personal[client], server, 0.5, list_batches(trial, client, number, "personal"))
+        return train(server, server, 0.0, list_batches(trial, client, number))
+
+    run_fedavg(trial, 3, train_client)
+    for client, state in trial.run(3).client_states.items():
+        assert_same(state["personal"], personal[client], tolerance=1e-12)
 
 
 def test_ditto_keeps_personal_model_and_predicts_with_it(make_trial, assert_same):

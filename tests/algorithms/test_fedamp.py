@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from fedpipe.algorithms.fedamp import CHUNK_COLUMNS, FedAMP, compute_square_distances
-from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.model_stack import select_model
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.tensors import Tensors
@@ -122,15 +121,6 @@ def test_fedamp_mixture_of_single_client_equals_its_model(make_toy):
     for _ in range(3):
         trial.run()
         assert float(trial.start(0)["mixture"]["head.weight"]) == list_models(trial)[0]
-
-
-@pytest.mark.parametrize("width", [None, 3])
-def test_fedamp_without_attraction_equals_local_training(make_trial, assert_same, width):
-    algorithm = FedAMP(attraction=0.0, begin_at="own")
-    trial = make_trial(algorithm, width=width, momentum=0.9).run(3, ids=[0, 1, 4, 6])
-    for client in (0, 1, 4, 6):
-        alone = make_trial(FedAvg(), width=width, momentum=0.9).run(3, ids=[client])
-        assert_same(trial.client_states[client]["model"], alone.server["model"], tolerance=1e-14 if width else 0)
 
 
 def test_fedamp_equal_uploads_become_mixtures(make_trial, assert_same):

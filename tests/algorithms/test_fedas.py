@@ -1,3 +1,5 @@
+import functools
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy, mse_loss
@@ -6,8 +8,8 @@ from fedpipe.algorithms.batch import Batch
 from fedpipe.algorithms.fedas import FedAS
 from fedpipe.algorithms.fedper import FedPer
 from fedpipe.algorithms.uploads import Uploads
-from fedpipe.models.mlp import MLP
 from tests.algorithms.expected import Expected
+from tests.algorithms.oracles import average_models, copy_parameters, list_batches, load_mlp, take_steps
 
 EXPECTED = Expected(
     traffic=[({}, lambda n: (n.body, n.body + 1))],
@@ -16,12 +18,6 @@ EXPECTED = Expected(
 )
 
 f64 = torch.float64
-
-
-def load_mlp(*parts):
-    module = MLP(hidden=(6,)).build((5,), 4).double()
-    module.load_state_dict({name: value for part in parts for name, value in part.items()})
-    return module
 
 
 def test_fedas_averages_bodies_by_fisher_traces(make_trial, assert_same):
@@ -64,50 +60,40 @@ def test_fedas_with_one_client_and_no_alignment_equals_fedper(make_trial, make_c
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_fedas_three_rounds_match_pfllib(make_trial, assert_same, width, list_batches):
+def test_fedas_three_rounds_match_pfllib(make_trial, assert_same, width):
     """PFLlib's initial class means are random. Here a client's first class means come from the received body."""
     trial = make_trial(FedAS(alignment_rate=0.05), width=width, learning_rate=0.1)
-    clients, body = trial.clients, dict(trial.server["body"])
-    heads = [dict(trial.initial_client_state["head"])] * len(clients)
+    clients, body = trial.clients, trial.server["body"]
+    heads = [trial.initial_client_state["head"]] * len(clients)
     previous = {}
+
+    def compute_alignment_loss(module, means, x, y):
+        features = module.body(x)
+        return sum(mse_loss(features[y == c], means[int(c)].expand(int((y == c).sum()), -1)) for c in y.unique())
+
     for number in (1, 2, 3):
-        uploads, traces = [], []
-        for client in trial.select_participants(number):
+        ids, traces = trial.select_participants(number), []
+        for client in ids:
             module, old = load_mlp(body, heads[client]), load_mlp(previous.get(client, body), heads[client])
             x, y = clients.gather_samples(clients.train[client])
             means = {c: old.body(x[y == c]).detach().mean(0) for c in set(y.tolist())}
-            alignment = torch.optim.SGD(module.body.parameters(), 0.05)
-            for first in range(0, len(y), 4):
-                order = clients.shuffle_indices(client, number, "alignment", 0)
-                x_batch, y_batch = clients.gather_samples(order[first : first + 4])
-                features = module.body(x_batch)
-                loss = sum(
-                    mse_loss(features[y_batch == c], means[int(c)].expand(int((y_batch == c).sum()), -1))
-                    for c in y_batch.unique()
-                )
-                alignment.zero_grad()
-                loss.backward()
-                alignment.step()
-            rule = torch.optim.SGD(module.parameters(), 0.1)
-            for x_batch, y_batch in list_batches(trial, client, number):
-                rule.zero_grad()
-                cross_entropy(module(x_batch), y_batch).backward()
-                rule.step()
-            trace, order = 0.0, clients.shuffle_indices(client, number, "fisher", 0)
-            for first in range(0, len(order), 4):
-                x_batch, y_batch = clients.gather_samples(order[first : first + 4])
-                grads = torch.autograd.grad(cross_entropy(module(x_batch), y_batch), list(module.parameters()))
-                trace += sum(float((g**2).sum()) for g in grads)
-            trained = {name: value.detach() for name, value in module.state_dict().items()}
-            previous[client] = {name: trained[name] for name in body}
-            heads[client] = {name: trained[name] for name in heads[client]}
-            uploads.append(previous[client])
-            traces.append(trace)
-        body = {
-            name: sum(t / sum(traces) * upload[name] for t, upload in zip(traces, uploads, strict=True))
-            for name in body
-        }
+            take_steps(
+                torch.optim.SGD(module.body.parameters(), 0.05),
+                functools.partial(compute_alignment_loss, module, means),
+                list_batches(trial, client, number, "alignment", epochs=1),
+            )
+            take_steps(
+                torch.optim.SGD(module.parameters(), 0.1),
+                lambda x, y, module=module: cross_entropy(module(x), y),
+                list_batches(trial, client, number),
+            )
+            traces.append(0.0)
+            for x, y in list_batches(trial, client, number, "fisher", epochs=1):
+                grads = torch.autograd.grad(cross_entropy(module(x), y), list(module.parameters()))
+                traces[-1] += sum(float((g**2).sum()) for g in grads)
+            previous[client], heads[client] = copy_parameters(module, "body."), copy_parameters(module, "head.")
+        body = average_models([previous[client] for client in ids], traces)
     trial.run(3)
-    assert_same(dict(trial.server["body"]), body, tolerance=1e-10)
+    assert_same(trial.server["body"], body, tolerance=1e-10)
     for client, head in enumerate(heads):
-        assert_same(dict(trial.client_states[client]["head"]), head, tolerance=1e-10)
+        assert_same(trial.client_states[client]["head"], head, tolerance=1e-10)

@@ -2,10 +2,11 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.fedbabu import FedBABU
 from fedpipe.engine.clients.loop import LoopExecutor
-from fedpipe.models.mlp import MLP
 from tests.algorithms.expected import Expected
+from tests.algorithms.oracles import compute_finetuned_loss, train_plainly
 
 EXPECTED = Expected(traffic=[({}, lambda n: (n.body, n.body))], centralized="the head never trains")
 
@@ -28,33 +29,20 @@ def test_fedbabu_keeps_initial_head_at_server_and_clients(make_trial, assert_sam
 @pytest.mark.parametrize("weighting", ["count", "uniform"])
 def test_fedbabu_matches_fedavg_loop_with_frozen_head(make_trial, assert_same, weighting):
     """Train with PyTorch's optimizer on the body only."""
-    trial = make_trial(FedBABU(), momentum=0.9, weight_decay=0.01, weighting=weighting)
-    model = dict(trial.initial_model(0))
-    for number in (1, 2, 3):
-        sent, ids = [], trial.select_participants(number)
-        for client in ids:
-            module = MLP(hidden=(6,)).build((5,), 4).double()
-            module.load_state_dict(model)
-            rule = torch.optim.SGD(module.body.parameters(), 0.05, momentum=0.9, weight_decay=0.01)
-            for epoch in (0, 1):
-                order = trial.clients.shuffle_indices(client, number, "batches", epoch)
-                for first in range(0, len(order), 4):
-                    x, y = trial.clients.gather_samples(order[first : first + 4])
-                    rule.zero_grad()
-                    cross_entropy(module(x), y).backward()
-                    rule.step()
-            sent.append({name: value.detach() for name, value in module.named_parameters()})
-        sizes = [trial.clients.sizes[client] if weighting == "count" else 1 for client in ids]
-        model = {
-            name: sum(model[name] * (size / sum(sizes)) for model, size in zip(sent, sizes, strict=True))
-            for name in model
-        }
-    assert_same(dict(trial.run(3).algorithm.global_model(trial.server)), model, tolerance=1e-12)
+    settings = {"momentum": 0.9, "weight_decay": 0.01, "weighting": weighting}
+    trial, plain = make_trial(FedBABU(), **settings), make_trial(FedAvg(), **settings)
+    expected = train_plainly(
+        plain,
+        lambda client, module, received, x, y: cross_entropy(module(x), y),
+        3,
+        freeze=lambda module: module.head.requires_grad_(False),
+    )
+    assert_same(trial.run(3).algorithm.global_model(trial.server), expected, tolerance=1e-12)
 
 
 @pytest.mark.parametrize("width", [None, 3])
 @pytest.mark.parametrize("finetuned", ["model", "head", "body"])
-def test_fedbabu_fine_tunes_model_or_head_or_body(make_trial, compute_finetuned_loss, finetuned, width):
+def test_fedbabu_fine_tunes_model_or_head_or_body(make_trial, finetuned, width):
     trial = make_trial(FedBABU(finetuned=finetuned), width=width, momentum=0.9).run(2)
     parts = ("body", "head") if finetuned == "model" else (finetuned,)
     for client in (1, 4):

@@ -6,6 +6,7 @@ from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.fedcm import FedCM
 from fedpipe.core.tensors import Tensors
 from tests.algorithms.expected import Expected
+from tests.algorithms.oracles import list_batches
 
 EXPECTED = Expected(
     traffic=[({}, lambda n: (2 * n.all, n.all + 1))],
@@ -53,7 +54,7 @@ def test_fedcm_clips_gradient_without_weight_decay_and_direction(make_toy, trace
 
 
 @pytest.mark.parametrize("server_rate", [1.0, 0.5])
-def test_fedcm_three_rounds_match_pytorch_loop(make_trial, server_rate, list_batches):
+def test_fedcm_three_rounds_match_pytorch_loop(make_trial, server_rate):
     """Clients take different numbers of steps, and PyTorch's gradient includes weight decay."""
     trial = make_trial(FedCM(alpha=0.3, server_rate=server_rate), learning_rate=0.1, weight_decay=0.01)
     server = trial.server["model"]

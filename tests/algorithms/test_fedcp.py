@@ -9,6 +9,7 @@ from fedpipe.algorithms.fedcp import FedCP, compute_squared_mmd
 from fedpipe.algorithms.fedper import FedPer
 from fedpipe.models.mlp import MLP
 from tests.algorithms.expected import Expected
+from tests.algorithms.oracles import average_models, copy_parameters, list_batches
 
 EXPECTED = Expected(
     traffic=[({}, lambda n: (n.all + 2 * n.features**2 + 6 * n.features,) * 2)],
@@ -87,10 +88,10 @@ def compute_pfllibs_mmd(x, y):
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_fedcp_three_rounds_match_pfllib(make_trial, assert_same, list_batches, width):
+def test_fedcp_three_rounds_match_pfllib(make_trial, assert_same, width):
     trial = make_trial(FedCP(penalty=0.5), width=width, learning_rate=0.1)
-    server = {name: dict(trial.server[name]) for name in ("body", "head", "policy")}
-    heads = [dict(trial.initial_client_state["head"])] * len(trial.clients)
+    server = {name: trial.server[name] for name in ("body", "head", "policy")}
+    heads = [trial.initial_client_state["head"]] * len(trial.clients)
     for number in (1, 2, 3):
         ids, uploads = trial.select_participants(number), []
         for client in ids:
@@ -105,24 +106,19 @@ def test_fedcp_three_rounds_match_pfllib(make_trial, assert_same, list_batches, 
                 output, rep, rep_base = module(x, context)
                 (cross_entropy(output, y) + 0.5 * compute_pfllibs_mmd(rep, rep_base)).backward()
                 rule.step()
-            heads[client] = {f"head.{name}": value.detach() for name, value in module.head.named_parameters()}
+            heads[client] = copy_parameters(module, "head.")
             uploads.append(
                 {
-                    "body": {f"body.{name}": value.detach() for name, value in module.body.named_parameters()},
-                    "head": {name: 0.5 * value + 0.5 * server["head"][name] for name, value in heads[client].items()},
+                    "body": copy_parameters(module, "body."),
+                    "head": 0.5 * heads[client] + 0.5 * server["head"],
                     "policy": dict(zip(server["policy"], (v.detach() for v in module.cs.parameters()), strict=True)),
                 }
             )
-        sizes = trial.clients.sizes[ids] / trial.clients.sizes[ids].sum()
         server = {
-            part: {
-                name: sum(float(s) * upload[part][name] for s, upload in zip(sizes, uploads, strict=True))
-                for name in server[part]
-            }
-            for part in server
+            part: average_models([upload[part] for upload in uploads], trial.clients.sizes[ids]) for part in server
         }
     trial.run(3)
     for part, expected in server.items():
-        assert_same(dict(trial.server[part]), expected, tolerance=1e-10)
+        assert_same(trial.server[part], expected, tolerance=1e-10)
     for client, head in enumerate(heads):
-        assert_same(dict(trial.client_states[client]["head"]), head, tolerance=1e-10)
+        assert_same(trial.client_states[client]["head"], head, tolerance=1e-10)

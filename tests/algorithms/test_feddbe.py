@@ -4,19 +4,13 @@ from torch.nn.functional import cross_entropy
 
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.feddbe import FedDBE
-from fedpipe.models.mlp import MLP
 from tests.algorithms.expected import Expected
+from tests.algorithms.oracles import copy_parameters, list_batches, load_mlp, run_fedavg
 
 EXPECTED = Expected(
     traffic=[({}, lambda n: (n.all + n.features + 1, n.all + n.features))],
     centralized="the personal vector trains from round 2 on",
 )
-
-
-def load_mlp(model):
-    module = MLP(hidden=(6,)).build((5,), 4).double()
-    module.load_state_dict(dict(model))
-    return module
 
 
 def test_feddbe_first_round_equals_fedavg(make_trial, assert_same):
@@ -46,37 +40,33 @@ def test_feddbe_running_mean_matches_exact_values(make_trial, assert_same):
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_feddbe_two_rounds_match_pfllib_after_initialization(make_trial, assert_same, width, list_batches):
+def test_feddbe_two_rounds_match_pfllib_after_initialization(make_trial, assert_same, width):
     """The model and the personal vector each have an optimizer."""
     mu, kappa, rate = 0.3, 2.0, 0.1
     trial = make_trial(FedDBE(mu=mu, kappa=kappa), width=width, learning_rate=rate).run()
-    model, consensus = dict(trial.server["model"]), trial.server["mean"]
+    consensus = trial.server["mean"]
     vectors = {client: torch.zeros(6, dtype=torch.float64) for client in range(len(trial.clients))}
-    for number in (2, 3):
-        uploads = {}
-        for client in trial.select_participants(number):
-            module, vector = load_mlp(model), vectors[client].clone().requires_grad_()
-            rules = [torch.optim.SGD(values, rate) for values in (module.parameters(), [vector])]
-            running = torch.zeros(6, dtype=torch.float64)
-            for x, y in list_batches(trial, client, number):
-                rep = module.body(x)
-                running = (1 - mu) * running + mu * rep.mean(dim=0)
-                loss = cross_entropy(module.head(rep + vector), y)
-                loss = loss + kappa * torch.mean(0.5 * (running - consensus) ** 2)
-                for rule in rules:
-                    rule.zero_grad()
-                loss.backward()
-                for rule in rules:
-                    rule.step()
-                running = running.detach()
-            uploads[client], vectors[client] = module.state_dict(), vector.detach()
-        total = sum(trial.clients.sizes[client] for client in uploads)
-        model = {
-            name: sum(trial.clients.sizes[client] / total * upload[name] for client, upload in uploads.items())
-            for name in model
-        }
-    trial.run(2)
-    assert_same(dict(trial.server["model"]), model, tolerance=1e-12)
+
+    def train_client(client, number, model):
+        module, vector = load_mlp(model), vectors[client].clone().requires_grad_()
+        rules = [torch.optim.SGD(values, rate) for values in (module.parameters(), [vector])]
+        running = torch.zeros(6, dtype=torch.float64)
+        for x, y in list_batches(trial, client, number):
+            rep = module.body(x)
+            running = (1 - mu) * running + mu * rep.mean(dim=0)
+            loss = cross_entropy(module.head(rep + vector), y)
+            loss = loss + kappa * torch.mean(0.5 * (running - consensus) ** 2)
+            for rule in rules:
+                rule.zero_grad()
+            loss.backward()
+            for rule in rules:
+                rule.step()
+            running = running.detach()
+        vectors[client] = vector.detach()
+        return copy_parameters(module)
+
+    expected = run_fedavg(trial, 2, train_client)
+    assert_same(trial.run(2).server["model"], expected, tolerance=1e-12)
     for client, vector in vectors.items():
         assert_same(trial.client_states[client]["vector"], vector, tolerance=1e-12)
 

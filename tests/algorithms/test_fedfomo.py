@@ -58,14 +58,6 @@ def test_fedfomo_gain_at_distance_0_is_0(make_toy, scalar):
     assert mix_models(make_toy, scalar, [1.0, 1.0, 1.0], own=0.0, others=[0.0]) == (0, [0])
 
 
-@pytest.mark.parametrize("width", [None, 3])
-def test_fedfomo_without_downloads_equals_local_training(make_trial, assert_same, width):
-    trial = make_trial(FedFomo(downloads=0), width=width, momentum=0.9).run(3, ids=[0, 1, 4, 6])
-    for client in (0, 1, 4, 6):
-        alone = make_trial(FedAvg(), width=width, momentum=0.9).run(3, ids=[client])
-        assert_same(trial.client_states[client]["model"], alone.server["model"], tolerance=1e-14 if width else 0)
-
-
 def test_fedfomo_first_round_equals_local_training(make_trial, assert_same):
     """In the first round, no client has uploaded a model that the server could send."""
     ours, plain = (make_trial(algorithm, participation=1.0).run() for algorithm in (FedFomo(), FedAvg()))

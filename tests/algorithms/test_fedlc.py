@@ -5,8 +5,8 @@ from torch.nn.functional import cross_entropy
 from fedpipe.algorithms.batch import Batch
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.fedlc import FedLC
-from fedpipe.core.tensors import Tensors
 from tests.algorithms.expected import Expected
+from tests.algorithms.oracles import train_plainly
 
 EXPECTED = Expected(traffic=[({}, lambda n: (n.all, n.all))], centralized={"tau": 0.0})
 
@@ -48,22 +48,12 @@ def test_fedlc_loss_matches_fl_bench(make_trial, client):
     assert float(trial.algorithm.loss(state, Batch(x, y))) == pytest.approx(float(expected), abs=1e-12)
 
 
-def test_fedlc_three_rounds_match_fl_bench(make_trial, list_batches):
+def test_fedlc_three_rounds_match_fl_bench(make_trial, assert_same):
     trial = make_trial(FedLC(), learning_rate=0.1)
-    server = trial.server["model"]
-    for number in (1, 2, 3):
-        trial.run()
-        ids = [outcome.client for outcome in trial.outcomes]
-        uploads = []
-        for client in ids:
-            counts = torch.bincount(trial.clients.gather_samples(trial.clients.train[client])[1], minlength=4)
-            model = {name: value.clone().requires_grad_() for name, value in server.items()}
-            optimizer = torch.optim.SGD(model.values(), lr=0.1)
-            for x, y in list_batches(trial, client, number):
-                optimizer.zero_grad()
-                compute_fl_bench_loss(trial.net(Tensors(model), x), y, counts, 1.0).backward()
-                optimizer.step()
-            uploads.append(Tensors(model).map(torch.detach))
-        sizes = trial.clients.sizes[ids] / trial.clients.sizes[ids].sum()
-        server = sum(float(size) * model for size, model in zip(sizes, uploads, strict=True))
-    torch.testing.assert_close(trial.server["model"].flat(), server.flat(), rtol=0, atol=1e-12)
+
+    def compute_loss(client, module, received, x, y):
+        counts = torch.bincount(trial.clients.gather_samples(trial.clients.train[client])[1], minlength=4)
+        return compute_fl_bench_loss(module(x), y, counts, 1.0)
+
+    expected = train_plainly(trial, compute_loss, 3)
+    assert_same(trial.run(3).server["model"], expected, tolerance=1e-12)

@@ -12,6 +12,7 @@ from fedpipe.core.tensors import Tensors
 from fedpipe.models.base import FunctionalNetwork, Network
 from fedpipe.models.mlp import MLP
 from tests.algorithms.expected import Expected
+from tests.algorithms.oracles import copy_parameters, list_batches, make_dead_initial_model, run_fedavg
 
 EXPECTED = Expected(
     traffic=[({}, lambda n: (n.all, n.all + n.classes))],
@@ -95,33 +96,23 @@ def test_fednh_with_rho_1_matches_fedavg_loop_with_fixed_head(make_trial, assert
     trial = make_trial(
         FedNH(rho=1.0, scale=scale), momentum=0.9, initial_model=make_precise_initial_model(make_trial), width=width
     )
-    model, norms = dict(trial.server["model"]), []
-    model["head.scale"] = model["head.scale"] * 0 + scale
-    trial.server["model"]["head.scale"] = model["head.scale"]
-    for number in (1, 2, 3):
-        sent = {}
-        for client in trial.select_participants(number):
-            module = FedNH().adapt(MLP(hidden=(6,)).build((5,), 4)).double()
-            module.load_state_dict(model)
-            module.head.weight.requires_grad_(False)
-            rule = torch.optim.SGD(
-                [parameter for parameter in module.parameters() if parameter.requires_grad], 0.05, momentum=0.9
-            )
-            for epoch in (0, 1):
-                order = trial.clients.shuffle_indices(client, number, "batches", epoch)
-                for first in range(0, len(order), 4):
-                    x, y = trial.clients.gather_samples(order[first : first + 4])
-                    rule.zero_grad()
-                    cross_entropy(module(x), y).backward()
-                    norms.append(float(nn.utils.clip_grad_norm_(module.parameters(), CLIP_NORM)))
-                    rule.step()
-            sent[client] = {name: value.detach() for name, value in module.named_parameters()}
-        total = sum(trial.clients.sizes[client] for client in sent)
-        model = {
-            name: sum(model[name] * (trial.clients.sizes[client] / total) for client, model in sent.items())
-            for name in model
-        }
-    assert_same(dict(trial.run(3).server["model"]), model, tolerance=1e-12)
+    trial.server["model"]["head.scale"] = torch.full_like(trial.server["model"]["head.scale"], scale)
+    norms = []
+
+    def train_client(client, number, model):
+        module = FedNH().adapt(MLP(hidden=(6,)).build((5,), 4)).double()
+        module.load_state_dict(model)
+        module.head.weight.requires_grad_(False)
+        rule = torch.optim.SGD(module.parameters(), 0.05, momentum=0.9)
+        for x, y in list_batches(trial, client, number):
+            rule.zero_grad()
+            cross_entropy(module(x), y).backward()
+            norms.append(float(nn.utils.clip_grad_norm_(module.parameters(), CLIP_NORM)))
+            rule.step()
+        return copy_parameters(module)
+
+    expected = run_fedavg(trial, 3, train_client)
+    assert_same(trial.run(3).server["model"], expected, tolerance=1e-12)
     assert (max(norms) > CLIP_NORM > min(norms)) == clipped
 
 
@@ -194,13 +185,7 @@ def test_fednh_fine_tuning_excludes_head(make_trial):
 
 def test_fednh_with_single_sample_and_zero_features_is_finite(make_trial):
     """Every ReLU of the body is off, so logits are zero and prototypes do not change."""
-
-    def make_dead_model(index):
-        model = trial.net.make_initial_model(index)
-        return model | {"body.1.bias": torch.full_like(model["body.1.bias"], -1e3)}
-
-    trial = make_trial(FedNH())
-    trial = make_trial(FedNH(), initial_model=make_dead_model, participation=1.0)
+    trial = make_trial(FedNH(), initial_model=make_dead_initial_model(FedNH()), participation=1.0)
     before = get_head(trial)
     trial.run(2)
     assert torch.equal(get_head(trial), before)

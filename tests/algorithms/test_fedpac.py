@@ -6,8 +6,9 @@ from torch.nn.functional import cross_entropy
 
 from fedpipe.algorithms.fedpac import FedPAC, compute_head_weights, minimize_on_simplex
 from fedpipe.algorithms.fedrep import FedRep
-from fedpipe.models.mlp import MLP
+from fedpipe.algorithms.model_stack import select_model
 from tests.algorithms.expected import Expected
+from tests.algorithms.oracles import average_models, copy_parameters, list_batches, load_mlp, take_steps
 
 EXPECTED = Expected(
     traffic=[({}, lambda n: (n.all + n.classes * (n.features + 1), n.all + n.classes * (2 * n.features + 1) + 1))],
@@ -96,27 +97,12 @@ def test_head_weights_isolate_client_with_nan_statistics():
     assert compute_head_weights(phi, torch.ones(2, dtype=f64)).tolist() == [[1, 0], [0, 1]]
 
 
-def load_mlp(body, head):
-    module = MLP(hidden=(6,)).build((5,), 4).double()
-    module.load_state_dict({**body, **head})
-    return module
-
-
-def train_part(module, part, loss, clients, order):
-    rule = torch.optim.SGD(part.parameters(), 0.1)
-    for first in range(0, len(order), 4):
-        x, y = clients.gather_samples(order[first : first + 4])
-        module.zero_grad()
-        loss(x, y).backward()
-        rule.step()
-
-
 @pytest.mark.parametrize("width", [None, 3])
 def test_fedpac_three_rounds_match_authors_code(make_trial, assert_same, width):
     """Use an exact solver and equal rates. As in PFLlib, classes without a global prototype have no penalty."""
     trial = make_trial(FedPAC(penalty=0.8), width=width, learning_rate=0.1)
-    clients, body = trial.clients, dict(trial.server["body"])
-    heads = [dict(trial.initial_model(0).only(trial.net.head_names))] * len(clients)
+    clients, body = trial.clients, trial.server["body"]
+    heads = [trial.initial_model(0).only(trial.net.head_names)] * len(clients)
     prototypes = {}
     for number in (1, 2, 3):
         ids, modules, statistics, own = trial.select_participants(number), [], [], []
@@ -133,35 +119,28 @@ def test_fedpac_three_rounds_match_authors_code(make_trial, assert_same, width):
                 pull = torch.nn.functional.mse_loss(new, rep)
                 return cross_entropy(module.head(rep), y) + 0.8 * pull
 
-            order = clients.shuffle_indices(client, number, "head", 0)
-            train_part(module, module.head, lambda x, y, m=module: cross_entropy(m(x), y), clients, order)
-            for epoch in range(2):
-                train_part(
-                    module, module.body, align, clients, clients.shuffle_indices(client, number, "batches", epoch)
-                )
-            modules.append({name: value.detach() for name, value in module.state_dict().items()})
+            take_steps(
+                torch.optim.SGD(module.head.parameters(), 0.1),
+                lambda x, y, module=module: cross_entropy(module(x), y),
+                list_batches(trial, client, number, "head", epochs=1),
+            )
+            take_steps(torch.optim.SGD(module.body.parameters(), 0.1), align, list_batches(trial, client, number))
+            modules.append(copy_parameters(module))
             own.append({c: (module.body(x[y == c]).detach().mean(0), int((y == c).sum())) for c in set(y.tolist())})
         for c in range(4):
             sent = [entry[c] for entry in own if c in entry]
             if sent:
                 prototypes[c] = sum(count * mean for mean, count in sent) / sum(count for _, count in sent)
-        total = sum(clients.sizes[client] for client in ids)
-        body = {
-            name: sum(clients.sizes[client] / total * model[name] for client, model in zip(ids, modules, strict=True))
-            for name in body
-        }
+        body = average_models([model.only(body) for model in modules], clients.sizes[ids])
         v = torch.tensor([variance for variance, _ in statistics], dtype=f64)
         for client, (_, h_ref) in zip(ids, statistics, strict=True):
             differences = torch.stack([(h_ref - h).flatten() for _, h in statistics])
             alpha = solve_exactly(torch.diag(v) + differences @ differences.T)
-            heads[client] = {
-                name: sum(weight * model[name] for weight, model in zip(alpha, modules, strict=True))
-                for name in heads[client]
-            }
+            heads[client] = average_models([model.only(trial.net.head_names) for model in modules], alpha)
     trial.run(3)
-    assert_same(dict(trial.server["body"]), body, tolerance=1e-6)
+    assert_same(trial.server["body"], body, tolerance=1e-6)
     for client, head in enumerate(heads):
-        assert_same({name: value[client] for name, value in trial.server["heads"].items()}, head, tolerance=1e-6)
+        assert_same(select_model(trial.server["heads"], client), head, tolerance=1e-6)
 
 
 def test_fedpac_with_one_client_and_no_penalty_equals_fedrep(make_trial, make_clients, assert_same):

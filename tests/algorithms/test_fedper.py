@@ -3,6 +3,7 @@ import torch
 
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.fedper import FedPer
+from fedpipe.algorithms.fedrep import FedRep
 from fedpipe.algorithms.local import Local
 from fedpipe.algorithms.pfps_lwc import PFPSLWC
 from tests.algorithms.expected import Expected
@@ -51,8 +52,9 @@ def test_fedper_counts_personal_layers_from_output(make_trial):
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_fedper_clients_share_base_and_keep_own_heads(make_trial, assert_same, width):
-    trial = make_trial(FedPer(), width=width, participation=1.0).run(2)
+@pytest.mark.parametrize("algorithm", [FedPer(), FedRep()], ids=["fedper", "fedrep"])
+def test_clients_share_base_and_keep_own_heads(make_trial, assert_same, algorithm, width):
+    trial = make_trial(algorithm, width=width, participation=1.0).run(2)
     models = [trial.start(client)["model"] for client in range(len(trial.clients))]
     for model in models[1:]:
         assert_same(model.only(trial.net.body_names), models[0].only(trial.net.body_names))

@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from fedpipe.algorithms.batch import Batch
-from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.fedproto import FedProto
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.tensors import Tensors
@@ -83,16 +82,6 @@ def test_fedproto_logits_are_negative_prototype_distances(make_trial):
     scores = algorithm.prototype_logits(client, torch.stack([make_vector(0, 0), make_vector(3, 4)]))
     assert scores[0].tolist() == [-5, -math.inf, -0.1]
     assert scores[1].tolist() == pytest.approx([0, -math.inf, -math.hypot(3, 3.9)])
-
-
-@pytest.mark.parametrize("width", [None, 3])
-def test_fedproto_without_penalty_equals_local_training(make_trial, assert_same, width):
-    """The models have equal bits for any other participants. An absent client keeps its model."""
-    trial = make_trial(FedProto(penalty=0.0), width=width, momentum=0.9).run(3, ids=[0, 1, 4, 6])
-    for client in (0, 1, 4, 6):
-        alone = make_trial(FedAvg(), width=width, momentum=0.9).run(3, ids=[client])
-        assert_same(trial.client_states[client]["model"], alone.server["model"], tolerance=1e-14 if width else 0)
-    assert_same(trial.client_states[2]["model"], trial.initial_model(0))
 
 
 def test_fedproto_prototypes_are_mean_features_of_trained_model(make_trial, assert_same):

@@ -5,8 +5,8 @@ from torch.nn.functional import cross_entropy
 from fedpipe.algorithms.batch import Batch
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.fedrod import FedRoD
-from fedpipe.core.tensors import Tensors
 from tests.algorithms.expected import Expected
+from tests.algorithms.oracles import list_batches, run_fedavg
 
 EXPECTED = Expected(
     traffic=[({}, lambda n: (n.all, n.all))],
@@ -46,37 +46,30 @@ def test_fedrod_loss_ignores_padding_with_missing_class(make_trial):
     )
 
 
-def test_fedrod_three_rounds_match_pfllib(make_trial, list_batches):
+def test_fedrod_three_rounds_match_pfllib(make_trial, assert_same):
     """PFLlib's clientROD has one optimizer for the generic model and one for the personal head."""
     trial = make_trial(FedRoD(), learning_rate=0.1)
     net = trial.net
-    server = trial.server["model"]
-    heads = dict.fromkeys(range(8), server.only(net.head_names))
-    for number in (1, 2, 3):
-        trial.run()
-        ids = [outcome.client for outcome in trial.outcomes]
-        uploads = []
-        for client in ids:
-            counts = torch.bincount(trial.clients.gather_samples(trial.clients.train[client])[1], minlength=4).double()
-            model, head = (
-                {name: value.clone().requires_grad_() for name, value in part.items()}
-                for part in (server, heads[client])
-            )
-            optimizer, opt_head = (torch.optim.SGD(part.values(), lr=0.1) for part in (model, head))
-            for x, y in list_batches(trial, client, number):
-                rep = net.features(Tensors(model), x)
-                out_g = net.classify(Tensors(model), rep)
-                optimizer.zero_grad()
-                cross_entropy(out_g + counts.log(), y).backward()
-                optimizer.step()
-                out_p = net.classify(Tensors(head), rep.detach())
-                opt_head.zero_grad()
-                cross_entropy(out_g.detach() + out_p, y).backward()
-                opt_head.step()
-            heads[client] = Tensors(head).map(torch.detach)
-            uploads.append(Tensors(model).map(torch.detach))
-        sizes = trial.clients.sizes[ids] / trial.clients.sizes[ids].sum()
-        server = sum(float(size) * model for size, model in zip(sizes, uploads, strict=True))
-    torch.testing.assert_close(trial.server["model"].flat(), server.flat(), rtol=0, atol=1e-12)
-    for client in range(8):
-        torch.testing.assert_close(trial.client_states[client]["head"].flat(), heads[client].flat(), rtol=0, atol=1e-12)
+    heads = dict.fromkeys(range(8), trial.server["model"].only(net.head_names))
+
+    def train_client(client, number, server):
+        counts = torch.bincount(trial.clients.gather_samples(trial.clients.train[client])[1], minlength=4).double()
+        model, head = (part.map(lambda value: value.clone().requires_grad_()) for part in (server, heads[client]))
+        optimizer, opt_head = (torch.optim.SGD(part.values(), lr=0.1) for part in (model, head))
+        for x, y in list_batches(trial, client, number):
+            rep = net.features(model, x)
+            out_g = net.classify(model, rep)
+            optimizer.zero_grad()
+            cross_entropy(out_g + counts.log(), y).backward()
+            optimizer.step()
+            out_p = net.classify(head, rep.detach())
+            opt_head.zero_grad()
+            cross_entropy(out_g.detach() + out_p, y).backward()
+            opt_head.step()
+        heads[client] = head.map(torch.detach)
+        return model.map(torch.detach)
+
+    expected = run_fedavg(trial, 3, train_client)
+    assert_same(trial.run(3).server["model"], expected, tolerance=1e-12)
+    for client, state in trial.client_states.items():
+        assert_same(state["head"], heads[client], tolerance=1e-12)

@@ -7,6 +7,7 @@ from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.fedsam import FedSAM
 from fedpipe.core.tensors import Tensors
 from tests.algorithms.expected import Expected
+from tests.algorithms.oracles import list_batches, run_fedavg
 
 EXPECTED = Expected(traffic=[({}, lambda n: (n.all, n.all))], centralized={"rho": 0.0})
 
@@ -27,33 +28,29 @@ def test_fedsam_with_rho_0_equals_fedavg_bit_for_bit(make_trial, assert_same, mo
     assert_same(sam.server["model"].only(parameters), plain.server["model"].only(parameters))
 
 
-def test_fedsam_three_rounds_match_pytorch_loop(make_trial, list_batches):
+def test_fedsam_three_rounds_match_pytorch_loop(make_trial, assert_same):
     """Apply SAM's `first_step` and `second_step` with PyTorch's SGD."""
     trial = make_trial(FedSAM(rho=0.1), learning_rate=0.1, momentum=0.9, weight_decay=0.01)
-    server = trial.server["model"]
-    for number in (1, 2, 3):
-        trial.run()
-        ids = [outcome.client for outcome in trial.outcomes]
-        uploads = []
-        for client in ids:
-            model = {name: value.clone().requires_grad_() for name, value in server.items()}
-            optimizer = torch.optim.SGD(model.values(), lr=0.1, momentum=0.9, weight_decay=0.01)
-            for x, y in list_batches(trial, client, number):
-                optimizer.zero_grad()
-                cross_entropy(trial.net(Tensors(model), x), y).backward()
-                old = {name: value.detach().clone() for name, value in model.items()}
-                norm = torch.cat([value.grad.flatten() for value in model.values()]).norm()
-                for value in model.values():
-                    value.data.add_(value.grad * (0.1 / (norm + 1e-12)))
-                optimizer.zero_grad()
-                cross_entropy(trial.net(Tensors(model), x), y).backward()
-                for name, value in model.items():
-                    value.data.copy_(old[name])
-                optimizer.step()
-            uploads.append(Tensors(model).map(torch.detach))
-        sizes = trial.clients.sizes[ids] / trial.clients.sizes[ids].sum()
-        server = sum(float(size) * model for size, model in zip(sizes, uploads, strict=True))
-    torch.testing.assert_close(trial.server["model"].flat(), server.flat(), rtol=0, atol=1e-12)
+
+    def train_client(client, number, server):
+        model = {name: value.clone().requires_grad_() for name, value in server.items()}
+        optimizer = torch.optim.SGD(model.values(), lr=0.1, momentum=0.9, weight_decay=0.01)
+        for x, y in list_batches(trial, client, number):
+            optimizer.zero_grad()
+            cross_entropy(trial.net(Tensors(model), x), y).backward()
+            old = {name: value.detach().clone() for name, value in model.items()}
+            norm = torch.cat([value.grad.flatten() for value in model.values()]).norm()
+            for value in model.values():
+                value.data.add_(value.grad * (0.1 / (norm + 1e-12)))
+            optimizer.zero_grad()
+            cross_entropy(trial.net(Tensors(model), x), y).backward()
+            for name, value in model.items():
+                value.data.copy_(old[name])
+            optimizer.step()
+        return Tensors(model).map(torch.detach)
+
+    expected = run_fedavg(trial, 3, train_client)
+    assert_same(trial.run(3).server["model"], expected, tolerance=1e-12)
 
 
 def test_fedsam_finds_flatter_minima_than_fedavg(make_trial):

@@ -10,6 +10,7 @@ from fedpipe.algorithms.feduv import FedUV, compute_uniformity_loss, compute_var
 from fedpipe.core.components import component, registry
 from fedpipe.core.errors import SettingsError
 from tests.algorithms.expected import Expected
+from tests.algorithms.oracles import make_dead_initial_model
 
 EXPECTED = Expected(
     traffic=[({}, lambda n: (n.all, n.all))],
@@ -176,16 +177,8 @@ def test_feduv_without_both_terms_equals_fedavg_bit_for_bit(make_trial, assert_s
 @pytest.mark.parametrize("width", [None, 3])
 def test_feduv_with_zero_features_equals_fedavg(make_trial, width):
     """Every ReLU of the body is off, so all features and predictions of a batch are equal."""
-    net = make_trial(FedUV()).net
-
-    def make_dead_model(index):
-        model = net.make_initial_model(index)
-        return model | {"body.1.bias": torch.full_like(model["body.1.bias"], -1e3)}
-
-    uv, plain = (
-        make_trial(algorithm, width=width, initial_model=make_dead_model, participation=1.0).run(2)
-        for algorithm in (FedUV(), FedAvg())
-    )
+    settings = {"width": width, "initial_model": make_dead_initial_model(FedUV()), "participation": 1.0}
+    uv, plain = (make_trial(algorithm, **settings).run(2) for algorithm in (FedUV(), FedAvg()))
     assert torch.equal(uv.server["model"].flat(), plain.server["model"].flat())
 
 

@@ -7,8 +7,8 @@ from torch.nn.functional import cross_entropy
 from fedpipe.algorithms.batch import Batch
 from fedpipe.algorithms.gpfl import GPFL, SHARED_PARTS, apply_valve
 from fedpipe.core.tensors import Tensors
-from fedpipe.models.mlp import MLP
 from tests.algorithms.expected import Expected
+from tests.algorithms.oracles import average_models, copy_parameters, list_batches, load_mlp
 
 
 def count_shared_values(n):
@@ -74,16 +74,14 @@ class CoV(nn.Module):
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_gpfl_three_rounds_match_pfllib(make_trial, assert_same, list_batches, width):
+def test_gpfl_three_rounds_match_pfllib(make_trial, assert_same, width):
     """The inputs of the valve come from the downloaded embeddings."""
     trial = make_trial(GPFL(penalty=0.3, decay=0.2), width=width, learning_rate=0.05)
-    server = {part: dict(trial.server[part]) for part in trial.server}
-    heads = [dict(trial.initial_client_state["head"])] * len(trial.clients)
+    server, heads = trial.server, [trial.initial_client_state["head"]] * len(trial.clients)
     for number in (1, 2, 3):
         ids, uploads = trial.select_participants(number), []
         for client in ids:
-            module, valve = MLP(hidden=(6,)).build((5,), 4).double(), CoV(server)
-            module.load_state_dict({**server["body"], **heads[client]})
+            module, valve = load_mlp(server["body"], heads[client]), CoV(server)
             frozen = server["embeddings"]["embeddings"]
             embedding = nn.Embedding.from_pretrained(frozen.clone(), freeze=False)
             labels = trial.clients.gather_samples(trial.clients.train[client])[1]
@@ -105,24 +103,18 @@ def test_gpfl_three_rounds_match_pfllib(make_trial, assert_same, list_batches, w
                 loss.backward()
                 for optimizer in optimizers:
                     optimizer.step()
-            trained = {name: value.detach() for name, value in module.named_parameters()}
-            heads[client] = {name: trained[name] for name in heads[client]}
+            heads[client], body = copy_parameters(module, "head."), copy_parameters(module, "body.")
             layers = {
                 name: dict(zip(server[name], (v.detach() for v in getattr(valve, name).parameters()), strict=True))
                 for name in ("gamma", "beta")
             }
-            body = {name: trained[name] for name in server["body"]}
             uploads.append({"body": body, "embeddings": {"embeddings": embedding.weight.detach()}, **layers})
-        sizes = trial.clients.sizes[ids] / trial.clients.sizes[ids].sum()
         server = {
-            part: {
-                name: sum(float(s) * upload[part][name] for s, upload in zip(sizes, uploads, strict=True))
-                for name in server[part]
-            }
+            part: average_models([upload[part] for upload in uploads], trial.clients.sizes[ids])
             for part in ("body", *SHARED_PARTS)
         }
     trial.run(3)
     for part, expected in server.items():
-        assert_same(dict(trial.server[part]), expected, tolerance=1e-10)
+        assert_same(trial.server[part], expected, tolerance=1e-10)
     for client, head in enumerate(heads):
-        assert_same(dict(trial.client_states[client]["head"]), head, tolerance=1e-10)
+        assert_same(trial.client_states[client]["head"], head, tolerance=1e-10)

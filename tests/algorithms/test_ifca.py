@@ -1,25 +1,20 @@
-import itertools
-
 import pytest
 import torch
 from torch import nn
 
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.ifca import IFCA
+from fedpipe.algorithms.model_stack import select_model
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.tensors import Tensors
-from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.models.base import Network
 from tests.algorithms.expected import Expected
+from tests.algorithms.oracles import make_opposed_clients
 
 EXPECTED = Expected(
     traffic=[({"clusters": 3}, lambda n: (3 * n.all, n.all + 1))],
     centralized={"clusters": 1},
 )
-
-
-def select_cluster(models, index):
-    return models.map(lambda value: value[index])
 
 
 def list_chosen_clusters(trial):
@@ -28,21 +23,13 @@ def list_chosen_clusters(trial):
 
 @pytest.fixture
 def make_opposed(make_trial):
-    """Make a trial on six clients in two groups that label the same inputs in opposite ways, with linear models.
+    """Make a trial on the clients of :func:`make_opposed_clients`, with linear models.
 
     A sign of 1 makes an initial model that labels as the first group (clients 0, 2, and 4), -1 one for the second.
     """
 
     def make(algorithm, signs, **settings):
-        sizes = [3, 8, 1, 5, 12, 6]
-        bounds = torch.tensor([0, *sizes]).cumsum(0).tolist()
-        train = [torch.arange(begin, end).numpy() for begin, end in itertools.pairwise(bounds)]
-        x = torch.randn(bounds[-1], 2, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
-        y = (x[:, 0] < 0).long()
-        for client in (1, 3, 5):
-            y[train[client]] = 1 - y[train[client]]
-        nobody = train[0][:0]
-        clients = FederatedData(x, y, train, train, nobody, 2, 0, torch.float64)
+        clients = make_opposed_clients([3, 8, 1, 5, 12, 6])
 
         def make_initial_model(index):
             rows = torch.tensor([[0.5, 0.1], [-0.5, 0.0]], dtype=torch.float64) * signs[index]
@@ -61,7 +48,7 @@ def test_ifca_with_one_cluster_equals_fedavg_bit_for_bit(make_trial, assert_same
     one, plain = (
         make_trial(algorithm, weighting=weighting, momentum=0.9).run(3) for algorithm in (IFCA(clusters=1), FedAvg())
     )
-    assert_same(select_cluster(one.server["models"], 0), plain.server["model"])
+    assert_same(select_model(one.server["models"], 0), plain.server["model"])
 
 
 def test_ifca_clients_choose_first_of_equal_models(make_trial, assert_same):
@@ -69,9 +56,9 @@ def test_ifca_clients_choose_first_of_equal_models(make_trial, assert_same):
     trial, plain = make_trial("fedavg"), make_trial("fedavg").run()
     same = make_trial(IFCA(clusters=3), initial_model=lambda index: trial.initial_model(0)).run()
     assert set(list_chosen_clusters(same).values()) == {0}
-    assert_same(select_cluster(same.server["models"], 0), plain.server["model"])
+    assert_same(select_model(same.server["models"], 0), plain.server["model"])
     for index in (1, 2):
-        assert_same(select_cluster(same.server["models"], index), trial.initial_model(0))
+        assert_same(select_model(same.server["models"], index), trial.initial_model(0))
 
 
 def test_ifca_clients_choose_lowest_index_of_best_models(make_opposed):
@@ -91,13 +78,13 @@ def test_ifca_trains_each_group_as_fedavg(make_opposed, assert_same):
     clustered = make_opposed(IFCA(), [1, -1]).run(3)
     for index, members in enumerate(([0, 2, 4], [1, 3, 5])):
         alone = make_opposed(FedAvg(), [[1, -1][index]]).run(3, ids=members)
-        assert_same(select_cluster(clustered.server["models"], index), alone.server["model"], tolerance=1e-14)
+        assert_same(select_model(clustered.server["models"], index), alone.server["model"], tolerance=1e-14)
 
 
 def test_ifca_ignores_order_of_initial_models(make_opposed, assert_same):
     one, other = (make_opposed(IFCA(), signs).run(3) for signs in ([1, -1], [-1, 1]))
-    assert_same(select_cluster(one.server["models"], 0), select_cluster(other.server["models"], 1))
-    assert_same(select_cluster(one.server["models"], 1), select_cluster(other.server["models"], 0))
+    assert_same(select_model(one.server["models"], 0), select_model(other.server["models"], 1))
+    assert_same(select_model(one.server["models"], 1), select_model(other.server["models"], 0))
 
 
 def test_ifca_clients_choose_model_of_lowest_training_loss(make_trial):
@@ -105,7 +92,7 @@ def test_ifca_clients_choose_model_of_lowest_training_loss(make_trial):
     server = make_trial(IFCA(clusters=3)).server
     for client, index in list_chosen_clusters(trial).items():
         x, y = trial.clients.gather_samples(trial.clients.train[client])
-        logits = [trial.net(select_cluster(server["models"], cluster), x) for cluster in range(3)]
+        logits = [trial.net(select_model(server["models"], cluster), x) for cluster in range(3)]
         losses = [float(nn.functional.cross_entropy(output, y)) for output in logits]
         assert index == losses.index(min(losses))
     assert len(set(list_chosen_clusters(trial).values())) > 1
@@ -114,7 +101,7 @@ def test_ifca_clients_choose_model_of_lowest_training_loss(make_trial):
 def test_ifca_initial_models_differ(make_trial, assert_same):
     trial = make_trial(IFCA(clusters=3))
     for index in range(3):
-        assert_same(select_cluster(trial.server["models"], index), trial.initial_model(index))
+        assert_same(select_model(trial.server["models"], index), trial.initial_model(index))
     assert not torch.equal(trial.initial_model(0).flat(), trial.initial_model(1).flat())
 
 
@@ -122,8 +109,8 @@ def test_ifca_keeps_unchosen_model(make_opposed, assert_same):
     trial = make_opposed(IFCA(), [1, -1])
     before = trial.server["models"]
     trial.run(1, ids=[0, 4])
-    assert_same(select_cluster(trial.server["models"], 1), select_cluster(before, 1))
-    assert not torch.equal(select_cluster(trial.server["models"], 0).flat(), select_cluster(before, 0).flat())
+    assert_same(select_model(trial.server["models"], 1), select_model(before, 1))
+    assert not torch.equal(select_model(trial.server["models"], 0).flat(), select_model(before, 0).flat())
 
 
 def test_ifca_averages_over_cluster_members():

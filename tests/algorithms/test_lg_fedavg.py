@@ -4,8 +4,8 @@ from torch.nn.functional import cross_entropy
 
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.lg_fedavg import LGFedAvg
-from fedpipe.core.tensors import Tensors
 from tests.algorithms.expected import Expected
+from tests.algorithms.oracles import copy_parameters, list_batches, load_mlp, run_fedavg, take_steps
 
 EXPECTED = Expected(
     traffic=[({}, lambda n: (n.head, n.head)), ({"layers": 2}, lambda n: (n.all, n.all))],
@@ -33,25 +33,19 @@ def test_lg_fedavg_averages_top_layers_and_keeps_lower_layers(make_trial, assert
         assert_same(trial.start(outcome.client)["model"].only(personal), outcome.kept_state["body"].only(personal))
 
 
-def test_lg_fedavg_three_rounds_match_pfllib(make_trial, list_batches):
+def test_lg_fedavg_three_rounds_match_pfllib(make_trial, assert_same):
     """PFLlib's clientLG copies the server's head into the client's model with `set_parameters` and trains the model."""
     trial = make_trial(LGFedAvg(), learning_rate=0.1)
-    net, head = trial.net, trial.server["head"]
-    models = dict.fromkeys(range(8), trial.initial_model(0))
-    for number in (1, 2, 3):
-        trial.run()
-        ids = [outcome.client for outcome in trial.outcomes]
-        for client in ids:
-            model = {name: value.clone().requires_grad_() for name, value in (models[client] | head).items()}
-            optimizer = torch.optim.SGD(model.values(), lr=0.1)
-            for x, y in list_batches(trial, client, number):
-                optimizer.zero_grad()
-                cross_entropy(net(Tensors(model), x), y).backward()
-                optimizer.step()
-            models[client] = Tensors(model).map(torch.detach)
-        sizes = trial.clients.sizes[ids] / trial.clients.sizes[ids].sum()
-        head = sum(float(size) * models[client].only(net.head_names) for size, client in zip(sizes, ids, strict=True))
-    torch.testing.assert_close(trial.server["head"].flat(), head.flat(), rtol=0, atol=1e-12)
-    for client in range(8):
-        body = models[client].only(net.body_names)
-        torch.testing.assert_close(trial.client_states[client]["body"].flat(), body.flat(), rtol=0, atol=1e-12)
+    bodies = dict.fromkeys(range(8), trial.initial_model(0).only(trial.net.body_names))
+
+    def train_client(client, number, head):
+        module = load_mlp(bodies[client], head)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        take_steps(optimizer, lambda x, y: cross_entropy(module(x), y), list_batches(trial, client, number))
+        bodies[client] = copy_parameters(module, "body.")
+        return copy_parameters(module, "head.")
+
+    expected = run_fedavg(trial, 3, train_client, "head")
+    assert_same(trial.run(3).server["head"], expected, tolerance=1e-12)
+    for client, state in trial.client_states.items():
+        assert_same(state["body"], bodies[client], tolerance=1e-12)

@@ -1,7 +1,10 @@
 import pytest
 import torch
 
+from fedpipe.algorithms.fedamp import FedAMP
 from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.algorithms.fedfomo import FedFomo
+from fedpipe.algorithms.fedproto import FedProto
 from fedpipe.algorithms.local import Local
 from tests.algorithms.expected import Expected
 
@@ -19,6 +22,21 @@ def test_local_client_equals_fedavg_with_one_participant(make_trial, assert_same
     for client in (0, 3, 6):
         federation = make_trial(FedAvg(), **settings).run(3, ids=[client])
         assert_same(alone.client_states[client]["model"], federation.server["model"])
+
+
+@pytest.mark.parametrize("width", [None, 3])
+@pytest.mark.parametrize(
+    "algorithm",
+    [FedAMP(attraction=0.0, begin_at="own"), FedFomo(downloads=0), FedProto(penalty=0.0)],
+    ids=["fedamp", "fedfomo", "fedproto"],
+)
+def test_method_without_exchange_equals_local_training(make_trial, assert_same, algorithm, width):
+    """The models have equal bits for any other participants. An absent client keeps its model."""
+    trial = make_trial(algorithm, width=width, momentum=0.9).run(3, ids=[0, 1, 4, 6])
+    for client in (0, 1, 4, 6):
+        alone = make_trial(FedAvg(), width=width, momentum=0.9).run(3, ids=[client])
+        assert_same(trial.client_states[client]["model"], alone.server["model"], tolerance=1e-14 if width else 0)
+    assert_same(trial.client_states[2]["model"], trial.initial_model(0))
 
 
 @pytest.mark.parametrize("width", [None, 3])

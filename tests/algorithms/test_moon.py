@@ -11,6 +11,7 @@ from fedpipe.algorithms.moon import MOON
 from fedpipe.core.tensors import Tensors
 from fedpipe.models.base import FunctionalNetwork, Network
 from tests.algorithms.expected import Expected
+from tests.algorithms.oracles import list_batches, make_dead_initial_model
 
 EXPECTED = Expected(
     traffic=[({}, lambda n: (n.all, n.all))],
@@ -141,13 +142,7 @@ def compute_margin(trial, outcome):
 @pytest.mark.parametrize("width", [None, 3])
 def test_moon_with_zero_features_is_finite(make_trial, width):
     """Every ReLU of the body is off."""
-    net = make_trial(MOON()).net
-
-    def make_dead_model(index):
-        model = net.make_initial_model(index)
-        return model | {"body.1.bias": torch.full_like(model["body.1.bias"], -1e3)}
-
-    trial = make_trial(MOON(), width=width, initial_model=make_dead_model, participation=1.0).run(2)
+    trial = make_trial(MOON(), width=width, initial_model=make_dead_initial_model(MOON()), participation=1.0).run(2)
     assert all(outcome.upload["model"].flat().isfinite().all() for outcome in trial.outcomes)
 
 
@@ -170,15 +165,12 @@ def test_moon_other_models_use_initial_client_statistics(make_trial, assert_same
         ):
             module.load_state_dict({**model, **state["buffers"]}, strict=False)
         rule = torch.optim.SGD(student.parameters(), 0.2, momentum=0.9)
-        for epoch in (0, 1):
-            order = trial.clients.shuffle_indices(outcome.client, 3, "batches", epoch)
-            for first in range(0, len(order), 4):
-                x, y = trial.clients.gather_samples(order[first : first + 4])
-                z = student.body(x)
-                margin = cosine_similarity(z, near.body(x).detach()) - cosine_similarity(z, far.body(x).detach())
-                rule.zero_grad()
-                (cross_entropy(student.head(z), y) - 2.0 * logsigmoid(margin / 0.5).mean()).backward()
-                rule.step()
+        for x, y in list_batches(trial, outcome.client, 3):
+            z = student.body(x)
+            margin = cosine_similarity(z, near.body(x).detach()) - cosine_similarity(z, far.body(x).detach())
+            rule.zero_grad()
+            (cross_entropy(student.head(z), y) - 2.0 * logsigmoid(margin / 0.5).mean()).backward()
+            rule.step()
         sent = outcome.upload["model"] | outcome.kept_state["buffers"]
         wanted = {name: value.detach() for name, value in student.state_dict().items()}
         assert_same(dict(sent), {name: wanted[name] for name in sent}, tolerance=1e-10)

@@ -12,6 +12,14 @@ from fedpipe.models.base import FunctionalNetwork, Network
 from fedpipe.models.mlp import MLP
 from fedpipe.settings.evaluation import Evaluation
 from tests.algorithms.expected import Expected
+from tests.algorithms.oracles import (
+    copy_parameters,
+    list_batches,
+    load_mlp,
+    make_dead_initial_model,
+    run_fedavg,
+    take_steps,
+)
 
 EXPECTED = Expected(
     traffic=[({}, lambda n: (n.body, n.body))],
@@ -86,13 +94,8 @@ def test_pfps_lwc_gradient_of_zero_head_is_0(make_trial):
 @pytest.mark.parametrize("width", [None, 3])
 def test_pfps_lwc_with_zero_features_is_finite(make_trial, width):
     """Every ReLU of the extractor is off."""
-
-    def make_dead_model(index):
-        model = trial.net.make_initial_model(index)
-        return model | {"body.1.bias": torch.full_like(model["body.1.bias"], -1e3)}
-
-    trial = make_trial(PFPSLWC())
-    trial = make_trial(PFPSLWC(), width=width, initial_model=make_dead_model, participation=1.0).run(2)
+    settings = {"width": width, "initial_model": make_dead_initial_model(PFPSLWC()), "participation": 1.0}
+    trial = make_trial(PFPSLWC(), **settings).run(2)
     for outcome in trial.outcomes:
         assert all(value.isfinite().all() for value in (outcome.upload["body"] | outcome.kept_state["head"]).values())
 
@@ -100,33 +103,19 @@ def test_pfps_lwc_with_zero_features_is_finite(make_trial, width):
 def test_pfps_lwc_without_recall_and_penalty_matches_fedper_loop(make_trial, assert_same):
     """Average bodies by count and keep heads personal, with PyTorch's optimizer."""
     trial = make_trial(PFPSLWC(**OFF), momentum=0.9)
-    body = dict(trial.server["body"])
-    heads = {client: dict(trial.initial_client_state["head"]) for client in range(len(trial.clients))}
-    for number in (1, 2, 3):
-        sent = {}
-        for client in trial.select_participants(number):
-            module = MLP(hidden=(6,)).build((5,), 4).double()
-            module.load_state_dict(body | heads[client])
-            rule = torch.optim.SGD(module.parameters(), 0.05, momentum=0.9)
-            for epoch in (0, 1):
-                order = trial.clients.shuffle_indices(client, number, "batches", epoch)
-                for first in range(0, len(order), 4):
-                    x, y = trial.clients.gather_samples(order[first : first + 4])
-                    rule.zero_grad()
-                    cross_entropy(module(x), y).backward()
-                    rule.step()
-            trained = {name: value.detach() for name, value in module.named_parameters()}
-            sent[client] = {name: trained[name] for name in body}
-            heads[client] = {name: trained[name] for name in heads[client]}
-        total = sum(trial.clients.sizes[client] for client in sent)
-        body = {
-            name: sum(model[name] * (trial.clients.sizes[client] / total) for client, model in sent.items())
-            for name in body
-        }
-    trial.run(3)
-    assert_same(dict(trial.server["body"]), body, tolerance=1e-12)
+    heads = dict.fromkeys(range(len(trial.clients)), trial.initial_client_state["head"])
+
+    def train_client(client, number, body):
+        module = load_mlp(body, heads[client])
+        rule = torch.optim.SGD(module.parameters(), 0.05, momentum=0.9)
+        take_steps(rule, lambda x, y: cross_entropy(module(x), y), list_batches(trial, client, number))
+        heads[client] = copy_parameters(module, "head.")
+        return copy_parameters(module, "body.")
+
+    expected = run_fedavg(trial, 3, train_client, "body")
+    assert_same(trial.run(3).server["body"], expected, tolerance=1e-12)
     for client, head in heads.items():
-        assert_same(dict(trial.client_states[client]["head"]), head, tolerance=1e-12)
+        assert_same(trial.client_states[client]["head"], head, tolerance=1e-12)
 
 
 def test_pfps_lwc_first_round_has_no_recall(make_trial, assert_same):
@@ -198,7 +187,7 @@ def train_with_pytorch(
     trial, client, recall_epochs, epochs=0, penalty=0.0, build=lambda: MLP(hidden=(6,)).build((5,), 4)
 ):
     """Train a client's model for the next round, as in Alg. 1, lines 4-11, with PyTorch's modules and optimizers."""
-    federation, state, number = trial.algorithm.federation, trial.client_states[client], trial.rounds + 1
+    federation, state = trial.algorithm.federation, trial.client_states[client]
     teacher, student = build().double().eval(), build().double().train()
     own = dict(state.get("buffers", {}))
     teacher.load_state_dict({**state["head"], **state["extractor"], **own}, strict=False)
@@ -206,13 +195,7 @@ def train_with_pytorch(
 
     def run_steps(stream, count, parameters, loss):
         rule = torch.optim.SGD(parameters, federation.learning_rate, federation.momentum)
-        for epoch in range(count):
-            order = trial.clients.shuffle_indices(client, number, stream, epoch)
-            for first in range(0, len(order), federation.batch_size):
-                x, y = trial.clients.gather_samples(order[first : first + federation.batch_size])
-                rule.zero_grad()
-                loss(x, y).backward()
-                rule.step()
+        take_steps(rule, loss, list_batches(trial, client, trial.rounds + 1, stream, count))
 
     def compute_recall(x, y):
         with torch.no_grad():
@@ -255,7 +238,7 @@ def test_pfps_lwc_training_starts_from_evaluated_model(make_trial, assert_same, 
     assert [outcome.scores for outcome in begun] == [outcome.scores for outcome in measured]
     for outcome in begun:
         recalled = train_with_pytorch(trial, outcome.client, 2)
-        assert_same(dict(outcome.upload["body"]), dict(get_body(recalled)), tolerance=1e-12)
+        assert_same(outcome.upload["body"], copy_parameters(recalled, "body."), tolerance=1e-12)
 
 
 @pytest.mark.parametrize("width", [None, 3])
@@ -265,13 +248,8 @@ def test_pfps_lwc_round_matches_pytorch_recall_and_training(make_trial, assert_s
     trial = make_trial(algorithm, width=width, momentum=0.9).run(1, ids=[3, 5])
     for outcome in trial.train([1, 3, 5]):
         trained = train_with_pytorch(trial, outcome.client, 2, epochs=2, penalty=0.1)
-        assert_same(dict(outcome.upload["body"]), dict(get_body(trained)), tolerance=1e-11)
-        head = {name: value.detach() for name, value in trained.named_parameters() if name.startswith("head.")}
-        assert_same(dict(outcome.kept_state["head"]), head, tolerance=1e-11)
-
-
-def get_body(module):
-    return {name: value.detach() for name, value in module.named_parameters() if name.startswith("body.")}
+        assert_same(outcome.upload["body"], copy_parameters(trained, "body."), tolerance=1e-11)
+        assert_same(outcome.kept_state["head"], copy_parameters(trained, "head."), tolerance=1e-11)
 
 
 @pytest.mark.parametrize("protocol", ["personal-on-local", "finetuned-on-local"])
@@ -310,7 +288,7 @@ def test_pfps_lwc_recall_teacher_uses_own_running_statistics(make_trial, assert_
     for outcome in trial.train([3, 5]):
         student = train_with_pytorch(trial, outcome.client, 3, build=build_norm_network)
         sent = outcome.upload["body"] | outcome.kept_state.get("buffers", {})
-        wanted = get_body(student) | {name: value for name, value in student.named_buffers() if "running" in name}
+        wanted = copy_parameters(student, "body.") | dict(student.named_buffers())
         assert_same(dict(sent), {name: wanted[name] for name in sent}, tolerance=1e-10)
 
 

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.algorithms.fedpvr import FedPVR
 from fedpipe.algorithms.scaffold import Scaffold
 from tests.algorithms.expected import Expected
 
@@ -64,9 +65,10 @@ def test_scaffold_server_rate_scales_mean_step(make_toy, trace_path):
     assert trace_path(make_toy(Scaffold(server_rate=0.5)), 1) == pytest.approx([0.3], abs=1e-14)
 
 
-def test_scaffold_server_control_is_mean_of_client_controls(make_trial, assert_same):
+@pytest.mark.parametrize("algorithm", [Scaffold(), FedPVR()], ids=["scaffold", "fedpvr"])
+def test_server_control_is_mean_of_client_controls(make_trial, assert_same, algorithm):
     """Half of the clients participate in a round, and the controls are not zero."""
-    trial = make_trial(Scaffold())
+    trial = make_trial(algorithm)
     for _ in range(4):
         trial.run()
         every = [state["control"] for state in trial.client_states.values()]

@@ -22,7 +22,7 @@ from fedpipe.engine.torch_env import layout
 from fedpipe.engine.torch_env.trees import count_bytes
 from fedpipe.models.base import Network
 from fedpipe.settings.transforms import Transforms
-from fedpipe.testing.trial import CLASSES
+from tests.algorithms.oracles import compute_finetuned_loss
 
 WIDTHS = [None, 3]
 LARGE = (1, MEASURE_BATCH + 10, 9, 2 * MEASURE_BATCH, 4)
@@ -58,10 +58,8 @@ def test_client_bits_do_not_depend_on_sizes_of_other_clients(make_clients, make_
 def test_blocks_of_image_clients_have_equal_bits(make_trial, assert_same, name, width):
     trial = make_trial(name, "cnn", width=width, local_epochs=1).run()
     all_uploads = list_uploads(trial.train(range(5), tests=("local",)))
-    get_block_uploads_path = list_uploads(
-        [*trial.train([0, 1], tests=("local",)), *trial.train([2, 3, 4], tests=("local",))]
-    )
-    assert_same(get_block_uploads_path, all_uploads)
+    block_outcomes = [*trial.train([0, 1], tests=("local",)), *trial.train([2, 3, 4], tests=("local",))]
+    assert_same(list_uploads(block_outcomes), all_uploads)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -93,31 +91,25 @@ def test_logits_batch_size_is_larger_on_gpu_without_random_transforms(make_clien
 
 
 def test_batch_statistics_use_one_batch_size_on_every_device(make_trial, monkeypatch):
-    trial = make_trial("fedavg", build_batch_norm_network, width=3, buffers="drop")
-    calls, indices = [], np.concatenate(trial.clients.train * 40)
-    gather = trial.clients.gather_server_test_inputs
-    monkeypatch.setattr(
-        trial.clients, "gather_server_test_inputs", lambda rows, *where: calls.append(len(rows)) or gather(rows, *where)
-    )
+    trial = make_trial("fedavg", "norm", width=3, buffers="drop")
+    calls, indices = record_logits_batches(trial, monkeypatch), np.concatenate(trial.clients.train * 40)
     monkeypatch.setattr(stack_module, "get_logits_batch_size", lambda clients, width: MEASURE_BATCH * width)
     trial.executor.compute_logits(trial.server["model"], indices, 1)
     assert len(calls) == -(-len(indices) // MEASURE_BATCH) > 1
 
 
-def build_batch_norm_network():
-    body = nn.Sequential(nn.Flatten(), nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU())
-    return Network(body, nn.Linear(6, CLASSES))
+def record_logits_batches(trial, monkeypatch):
+    """Record the number of samples in each call that computes logits of the server's model."""
+    calls, gather = [], trial.clients.gather_server_test_inputs
+    monkeypatch.setattr(
+        trial.clients, "gather_server_test_inputs", lambda rows, *where: calls.append(len(rows)) or gather(rows, *where)
+    )
+    return calls
 
 
 def test_larger_logits_batches_give_equal_logits_in_fewer_calls(make_clients, make_trial, assert_same, monkeypatch):
     trial = make_trial("fedavg", clients=make_clients(sizes=LARGE), width=3)
-    calls, indices = [], np.concatenate(trial.clients.train)
-
-    def gather_and_count(rows, *where, gather=trial.clients.gather_server_test_inputs):
-        calls.append(len(rows))
-        return gather(rows, *where)
-
-    monkeypatch.setattr(trial.clients, "gather_server_test_inputs", gather_and_count)
+    calls, indices = record_logits_batches(trial, monkeypatch), np.concatenate(trial.clients.train)
     small = trial.executor.compute_logits(trial.server["model"], indices, 1)
     assert len(calls) == 4
     monkeypatch.setattr(stack_module, "get_logits_batch_size", lambda clients, width: MEASURE_BATCH * width)
@@ -136,21 +128,11 @@ def test_evaluation_phases_have_no_upload_and_no_kept_state(make_trial, width):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_finetuning_matches_manual_training_on_finetune_stream(make_trial, assert_same, width):
+def test_finetuning_matches_manual_training_on_finetune_stream(make_trial, width):
     trial = make_trial("fedavg", width=width, learning_rate=0.1).run()
     (outcome,) = trial.train([5], ("local",), "finetune")
-    model = {name: value.clone().requires_grad_() for name, value in trial.server["model"].items()}
-    order = trial.clients.shuffle_indices(5, 2, "finetune", 0)
-    for first in range(0, len(order), 4):
-        x, y = trial.clients.gather_samples(order[first : first + 4])
-        gradient = torch.autograd.grad(cross_entropy(trial.net(Tensors(model), x), y), list(model.values()))
-        model = {
-            name: (value - 0.1 * g).detach().requires_grad_()
-            for (name, value), g in zip(model.items(), gradient, strict=True)
-        }
-    x, y = trial.clients.gather_samples(trial.clients.test[5])
-    expected = cross_entropy(trial.net(Tensors(model), x), y, reduction="sum")
-    assert outcome.scores["local"].loss == pytest.approx(expected.item(), rel=1e-12)
+    expected = compute_finetuned_loss(trial, 5, ("body", "head"))
+    assert outcome.scores["local"].loss == pytest.approx(expected, rel=1e-12)
 
 
 class TwoPasses(FedAvg):

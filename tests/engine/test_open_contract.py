@@ -20,6 +20,7 @@ from fedpipe.core.tensors import Tensors
 from fedpipe.testing import check_algorithm
 from fedpipe.testing.comparisons import ROUNDING, describe_trial_difference
 from fedpipe.testing.trial import Trial, make_trial
+from tests.algorithms.oracles import list_batches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -353,16 +354,13 @@ def test_two_models_of_one_loss_receive_their_own_running_statistics(width: int 
         model.load_state_dict(trial.initial_model(0), strict=False)
     parameters = [parameter for model in models.values() for parameter in model.parameters()]
     optimizer = torch.optim.SGD(parameters, trial.algorithm.federation.learning_rate)
-    for epoch in range(2):
-        order = trial.clients.shuffle_indices(3, 1, "batches", epoch)
-        for first in range(0, len(order), 4):
-            x, y = trial.clients.gather_samples(order[first : first + 4])
-            logits, private_logits = models["model"](x), models["private"](x)
-            gap = (logits.softmax(1) - private_logits.softmax(1)).square().sum(1).mean()
-            cross_entropies = [torch.nn.functional.cross_entropy(z, y) for z in (logits, private_logits)]
-            optimizer.zero_grad()
-            (cross_entropies[0] + 2 * cross_entropies[1] + gap).backward()
-            optimizer.step()
+    for x, y in list_batches(trial, 3, 1):
+        logits, private_logits = models["model"](x), models["private"](x)
+        gap = (logits.softmax(1) - private_logits.softmax(1)).square().sum(1).mean()
+        cross_entropies = [torch.nn.functional.cross_entropy(z, y) for z in (logits, private_logits)]
+        optimizer.zero_grad()
+        (cross_entropies[0] + 2 * cross_entropies[1] + gap).backward()
+        optimizer.step()
     (outcome,) = trial.train([3])
     for part, state in (("model", outcome.upload), ("private", outcome.kept_state)):
         for name, value in models[part].state_dict().items():

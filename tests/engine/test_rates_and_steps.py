@@ -22,6 +22,7 @@ from fedpipe.settings.federation import Federation, Schedule
 from fedpipe.settings.transforms import Transforms
 from fedpipe.testing.comparisons import ROUNDING
 from tests import small_studies as studies
+from tests.algorithms.oracles import copy_parameters, list_batches, load_mlp, run_fedavg
 
 WIDTHS: list[int | None] = [None, 3]
 NAMES = registry.list_components(component.ALGORITHM)
@@ -112,38 +113,19 @@ def test_constant_schedule_equals_no_schedule(make_trial, assert_same):
 
 def train_by_hand(trial, rounds, settings, rate, clip, steps):
     """Train FedAvg with PyTorch's optimizer, scheduler and clipping."""
-    network = nn.Sequential(nn.Flatten(), nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 4)).double()
-    names = list(trial.server["model"])
-    model = [value.clone() for value in trial.server["model"].values()]
-    clients = trial.clients
-    for number in range(1, rounds + 1):
-        result, weights = [], []
-        for client in trial.select_participants(number):
-            parameters = list(network.parameters())
-            with torch.no_grad():
-                for parameter, value in zip(parameters, model, strict=True):
-                    parameter.copy_(value)
-            rule = torch.optim.SGD(parameters, rate(number), **settings)
-            batches = (
-                order[first : first + 4]
-                for epoch in itertools.count()
-                for order in [clients.shuffle_indices(client, number, "batches", epoch)]
-                for first in range(0, len(order), 4)
-            )
-            for batch in itertools.islice(batches, steps):
-                x, y = clients.gather_samples(batch)
-                rule.zero_grad()
-                cross_entropy(network(x), y).backward()
-                if clip:
-                    nn.utils.clip_grad_norm_(parameters, clip)
-                rule.step()
-            result.append([parameter.detach().clone() for parameter in parameters])
-            weights.append(len(clients.train[client]))
-        shares = [weight / sum(weights) for weight in weights]
-        model = [
-            sum(w * outcome[index] for w, outcome in zip(shares, result, strict=True)) for index in range(len(model))
-        ]
-    return dict(zip(names, model, strict=True))
+
+    def train_client(client, number, model):
+        module = load_mlp(model)
+        rule = torch.optim.SGD(module.parameters(), rate(number), **settings)
+        for x, y in itertools.islice(list_batches(trial, client, number, epochs=steps), steps):
+            rule.zero_grad()
+            cross_entropy(module(x), y).backward()
+            if clip:
+                nn.utils.clip_grad_norm_(module.parameters(), clip)
+            rule.step()
+        return copy_parameters(module)
+
+    return run_fedavg(trial, rounds, train_client)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -172,8 +154,7 @@ def test_fedavg_with_local_steps_matches_plain_pytorch(make_trial, assert_same, 
         return scheduler.get_last_lr()[0]
 
     expected = train_by_hand(trial, 3, settings, rate, clip, 7)
-    trial.run(3)
-    assert_same(dict(trial.server["model"]), expected, tolerance=1e-12)
+    assert_same(trial.run(3).server["model"], expected, tolerance=1e-12)
 
 
 # -- local steps -------------------------------------------------------------------------------------------------------
@@ -269,24 +250,17 @@ def test_clip_norm_larger_than_gradients_changes_no_bit(make_trial, assert_same,
 
 def train_clipped_by_hand(trial, client, corrected, client_control, server_control, norm):
     """Run SCAFFOLD's local steps with PyTorch's gradients and PyTorch's clipping of the corrected gradients."""
-    network = nn.Sequential(nn.Flatten(), nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 4)).double()
-    parameters = dict(zip(trial.server["model"], network.parameters(), strict=True))
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(trial.server["model"][name])
-    rule = torch.optim.SGD(parameters.values(), 0.1, weight_decay=0.05)
-    norms = []
-    order = trial.clients.shuffle_indices(client, trial.rounds + 1, "batches", 0)
-    for first in range(0, len(order), 4):
-        x, y = trial.clients.gather_samples(order[first : first + 4])
+    module, norms = load_mlp(trial.server["model"]), []
+    parameters, rule = dict(module.named_parameters()), torch.optim.SGD(module.parameters(), 0.1, weight_decay=0.05)
+    for x, y in list_batches(trial, client, trial.rounds + 1):
         rule.zero_grad()
-        cross_entropy(network(x), y).backward()
+        cross_entropy(module(x), y).backward()
         for name in corrected:
             parameters[name].grad += server_control[name] - client_control[name]
         norms.append(float(nn.utils.clip_grad_norm_(parameters.values(), norm)))
         rule.step()
     assert max(norms) > norm > min(norms), "only some gradients are clipped"
-    return {name: parameter.detach() for name, parameter in parameters.items()}
+    return copy_parameters(module)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -300,7 +274,7 @@ def test_clip_norm_applies_to_corrected_gradient_of_scaffold(make_trial, assert_
     assert float(client_control.norm()) > 0
     expected = train_clipped_by_hand(trial, 7, corrected, client_control, server_control, norm)
     (outcome,) = trial.train([7])
-    assert_same(dict(outcome.upload["model"]), expected, tolerance=1e-12)
+    assert_same(outcome.upload["model"], expected, tolerance=1e-12)
     steps = math.ceil(len(trial.clients.train[7]) / 4)
     change = (trial.server["model"].only(corrected) - outcome.upload["model"].only(corrected)) / (
         0.1 * steps

@@ -13,6 +13,7 @@ from fedpipe.engine.clients.transforms import transform_images
 from fedpipe.engine.torch_env.trees import count_bytes
 from fedpipe.models.base import FunctionalNetwork, Network
 from fedpipe.settings.transforms import Transforms
+from tests.algorithms.oracles import list_batches, take_steps
 
 CHANGES = Transforms(mean=(0.1,), std=(2.0,), crop=1, flip=True, rotation=40)
 
@@ -147,13 +148,7 @@ def test_client_training_with_batch_norm_matches_pytorch(trial):
     module = build_network(0.0).double().train()
     module.load_state_dict(run_trial.server["model"], strict=False)
     rule = torch.optim.SGD(module.parameters(), run_trial.algorithm.federation.learning_rate)
-    for epoch in range(2):
-        order = run_trial.clients.shuffle_indices(3, 1, "batches", epoch)
-        for first in range(0, len(order), 4):
-            x, y = run_trial.clients.gather_samples(order[first : first + 4])
-            rule.zero_grad()
-            nn.functional.cross_entropy(module(x), y).backward()
-            rule.step()
+    take_steps(rule, lambda x, y: nn.functional.cross_entropy(module(x), y), list_batches(run_trial, 3, 1))
     (outcome,) = run_trial.train([3])
     expected = dict(module.named_parameters()) | dict(module.named_buffers())
     for name, value in outcome.upload["model"].items():

@@ -408,8 +408,8 @@ def test_check_command_rejects_invalid_arguments(
     assert run_fedpipe("check", *args) == (status, f"{sentence}\n", "")
 
 
-def import_module(folder: Path, body: str) -> ModuleType:
-    write_module(folder, body)
+def import_module(folder: Path, body: str, base: str = "FedAvg") -> ModuleType:
+    write_module(folder, body, base)
     import own  # type: ignore[import-not-found]
 
     return own  # type: ignore[no-any-return]
@@ -435,10 +435,7 @@ def test_check_names_ignores_methods_that_class_calls(project: Path) -> None:
 
 
 def test_check_names_finds_default_without_type(project: Path) -> None:
-    write_module(project, "mu = 1.0", base="Prox")
-    import own
-
-    assert checks.check_names(own.Own()) == [
+    assert checks.check_names(import_module(project, "mu = 1.0", "Prox").Own()) == [
         "own.Own sets 'mu' without a type, so this value has no effect. Write `mu: float = 1.0`."
     ]
 

@@ -32,16 +32,10 @@ class ClientSamples:
     global_test: Integers
 
     def replace_rows(self, x: Tensor, y: Tensor, rows: Sequence[Integers], has_test: bool) -> ClientSamples:
-        """Replace samples of the clients by new rows.
+        """Replace samples of the clients by new rows with inputs ``x`` and classes ``y``, first those of client 0.
 
-        Parameters
-        ----------
-        x, y
-            Inputs and classes of the new rows, first those of client 0.
-        rows
-            Current rows of each client, ascending, that are replaced.
-        has_test
-            Whether the clients' test samples are among them.
+        ``rows`` are the current rows of each client, ascending, that are replaced. With ``has_test`` the clients' test
+        samples are among them.
         """
         kept_rows = np.unique(np.concatenate([self.global_test, *([] if has_test else self.test)]))
         starts = len(kept_rows) + np.cumsum([0, *map(len, rows)])

@@ -137,31 +137,14 @@ def make_kept_model_table(
     A client whose samples have drifted since its last training (``federation.drift``) has only a result on the global
     test set, because the model was not measured on the new samples.
 
-    Parameters
-    ----------
-    settings
-        Section `evaluation`.
-    round_number
-        Round to evaluate.
-    clients
-        Samples of the clients.
-    last_rounds
-        Last round of each client. -1: none.
-    read_kept_table
-        Reads the accuracies of a round's participants after training.
-    score_initial_models
-        Evaluates the initial models of clients that have never trained.
+    ``last_rounds`` has the last round of each client. -1: it has never trained, so ``score_initial_models`` evaluates
+    its initial model. ``read_kept_table`` reads the accuracies of a round's participants after training.
     """
-    untrained_clients = [client for client, last_round in last_rounds.items() if last_round < 0]
     trained_rounds = sorted({number for number in last_rounds.values() if number >= 0})
     rows_by_round = {number: read_kept_table(number).to_pylist() for number in trained_rounds}
-    rows_by_round[-1] = (
-        make_metrics_table(
-            settings, round_number, "kept", score_initial_models(untrained_clients, get_test_sets(settings, "kept"))
-        ).to_pylist()
-        if untrained_clients
-        else []
-    )
+    if untrained_clients := [client for client, last_round in last_rounds.items() if last_round < 0]:
+        scores = score_initial_models(untrained_clients, get_test_sets(settings, "kept"))
+        rows_by_round[-1] = make_metrics_table(settings, round_number, "kept", scores).to_pylist()
     rows = [row for client, number in last_rounds.items() for row in rows_by_round[number] if row["client"] == client]
     drifted = {client for client in clients.ids if clients.has_drifted(client, last_rounds[client], round_number)}
     rows = [row for row in rows if row["client"] not in drifted or row["protocol"] == "kept-on-global"]
@@ -219,22 +202,20 @@ def evaluate_round(
                 algorithm, clients, send, get_kept_state, round_number + 1, global_scorer.model
             )
         ):
-            tables.append(
-                make_metrics_table(settings, round_number, model, global_scorer.score_client_test_sets(test_sets))
+            scores = global_scorer.score_client_test_sets(test_sets)
+        else:
+            task = ClientTask(
+                phase,
+                round_number + 1,
+                clients.ids,
+                get_kept_state,
+                send,
+                test_sets,
+                ids_to_cache=next_participants,
+                metrics=settings.recorded_metrics,
+                samples_round=round_number,
             )
-            continue
-        task = ClientTask(
-            phase,
-            round_number + 1,
-            clients.ids,
-            get_kept_state,
-            send,
-            test_sets,
-            ids_to_cache=next_participants,
-            metrics=settings.recorded_metrics,
-            samples_round=round_number,
-        )
-        scores = {outcome.client: outcome.scores for outcome in executor.run(task)}
+            scores = {outcome.client: outcome.scores for outcome in executor.run(task)}
         tables.append(make_metrics_table(settings, round_number, model, scores))
     matrices_by_name = {}
     if global_scorer:

@@ -79,43 +79,20 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class ClientTask:
-    """A phase of a round, for some clients.
-
-    Parameters
-    ----------
-    phase
-        Selects the passes.
-    round
-        Number of the round, which seeds the order of samples.
-    ids
-        Clients of this job.
-    get_kept_state
-        Loads a client's kept state.
-    send
-        Gives the downloads of some clients (:meth:`~fedpipe.algorithms.base.Algorithm.send`).
-    tests
-        Test sets of the resulting models.
-    participants
-        Clients of all jobs in this phase. By default all clients.
-    ids_to_cache
-        Participants of the next round, which begins with these states. The loop caches their personalized states until
-        then.
-    metrics
-        Metrics of the tests in addition to accuracy and loss.
-    samples_round
-        Round whose samples the clients have. By default the round of the task.
-    """
+    """A phase of a round, for some clients."""
 
     phase: Phase
-    round: int
-    ids: Sequence[int]
-    get_kept_state: Callable[[int], State]
+    round: int  #: number of the round, which seeds the order of samples
+    ids: Sequence[int]  #: clients of this job
+    get_kept_state: Callable[[int], State]  #: loads a client's kept state
+    #: Gives the downloads of some clients (:meth:`~fedpipe.algorithms.base.Algorithm.send`).
     send: Callable[[Sequence[int]], tuple[State, State]]
-    tests: Sequence[TestSet] = ()
-    participants: Sequence[int] | None = None
+    tests: Sequence[TestSet] = ()  #: test sets of the resulting models
+    participants: Sequence[int] | None = None  #: clients of all jobs in this phase. By default all clients
+    #: Participants of the next round, which begins with these states. The loop caches their personalized states.
     ids_to_cache: Collection[int] = ()
-    metrics: Sequence[Metric] = ()
-    samples_round: int | None = None
+    metrics: Sequence[Metric] = ()  #: metrics of the tests in addition to accuracy and loss
+    samples_round: int | None = None  #: round whose samples the clients have. By default the round of the task
 
     def select_round_samples(self, clients: FederatedData) -> FederatedData:
         """Select the clients with the samples of the task."""
@@ -253,20 +230,9 @@ def take_next_epochs_and_steps(
 class ClientPass:
     """A Train pass of one client: its gradient, its steps and its optimizer.
 
-    A stack maps these methods over its clients.
-
-    Parameters
-    ----------
-    algorithm
-        Algorithm that is bound to its network and the round.
-    training
-        The pass.
-    client
-        State of a client at the start of the pass, with the trained tensors and the targets of the pull.
-    differentiate
-        Computes gradient, value and statistics of a loss.
-    can_overwrite
-        If true, each gradient has its own memory, which a step may overwrite.
+    A stack maps these methods over its clients. ``client`` is the state of a client at the start of the pass.
+    ``differentiate`` computes gradient, value and statistics of a loss. With ``can_overwrite`` each gradient has its
+    own memory, which a step may overwrite.
     """
 
     def __init__(

@@ -45,15 +45,7 @@ def replace_frozen_base(
 ) -> tuple[FederatedData, Callable[[], Network]]:
     """Replace the samples by features of the frozen base, which are computed if ``path`` is missing.
 
-    Raises
-    ------
-    ArtifactError
-        The file at ``path`` is damaged.
-
-    Returns
-    -------
-    FederatedData, Callable
-        The samples with features, and the builder of the other layers.
+    Return the samples with features, and the builder of the other layers.
     """
     with torch.random.fork_rng(devices=[]):
         base, _ = model.split_frozen_base(build_network())

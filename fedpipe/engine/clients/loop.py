@@ -75,20 +75,9 @@ class PersonalizedState(NamedTuple):
 
 
 class LoopExecutor(Executor):
-    """Trains one client at a time on each thread, which has its own module.
+    """Trains one client at a time on each thread, which has its own module. Results do not depend on ``threads``.
 
-    Parameters
-    ----------
-    algorithm
-        Algorithm that is bound to its network.
-    clients
-        Samples of the clients.
-    threads
-        Number of clients that train at the same time. Results do not depend on it.
-    finetune_epochs
-        Epochs of the phase ``finetune``.
-    storage_device
-        Device of outcomes. By default the training device.
+    ``storage_device`` is the device of outcomes, by default the training device.
     """
 
     name = "loop"
@@ -293,8 +282,7 @@ def _compute_gradient_and_loss(compute_loss: LossFunction, parameters: Tensors) 
     leaves = parameters.map(lambda value: value.detach().requires_grad_())
     with torch.enable_grad():
         loss, statistics = compute_loss(leaves)
-    # Each gradient needs its own memory, because steps write there. PyTorch may give two leaves views of one
-    # gradient.
+    # Each gradient needs its own memory, because steps write there. PyTorch may give two leaves views of one gradient.
     torch.autograd.backward(loss, inputs=list(leaves.values()))
     gradient, seen_storages = Tensors(), set[int]()
     for name, leaf in leaves.items():

@@ -21,15 +21,7 @@ Bins = tuple[tuple[float, ...], ...]  #: three sums by bin: samples, correctly c
 
 
 def compute_probability_metrics(metrics: Collection[Metric], logits: Tensor, labels: Tensor) -> dict[str, Any]:
-    """Measure ``auc`` and ``bins`` of a test set, as far as ``metrics`` needs them.
-
-    Parameters
-    ----------
-    metrics
-        Metrics of the study. ``auc`` needs the area, ``ece`` the bins.
-    logits, labels
-        Outputs of a model, shape (n, C), and classes, shape (n,).
-    """
+    """Measure ``auc`` and ``bins`` of a test set from logits, shape (n, C), as far as ``metrics`` needs them."""
     measured: dict[str, Any] = {}
     if not metrics:
         return measured
@@ -47,12 +39,7 @@ def compute_auc(probabilities: npt.NDArray[np.float64], labels: npt.NDArray[np.i
     The mean is over the classes that some of the samples have and others don't. None if there is no such class. With
     all classes it equals ``sklearn.metrics.roc_auc_score(labels, probabilities, multi_class="ovr")``. The area is
     Mann and Whitney's statistic: the fraction of pairs of a sample of the class and another sample that the class's
-    probabilities rank correctly, where ties count half.
-
-    Parameters
-    ----------
-    probabilities, labels
-        Probabilities, shape (n, C), and classes, shape (n,).
+    probabilities, shape (n, C), rank correctly, where ties count half.
     """
     from scipy.stats import rankdata  # imported here, because it takes half a second
 

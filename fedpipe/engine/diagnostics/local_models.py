@@ -82,8 +82,7 @@ def get_personal_model(algorithm: Algorithm, client: State) -> Tensors:
             return model
     raise SettingsError(
         f"diagnostics: {get_algorithm_name(algorithm)}.predict does not return self.net(model, x), so a client's model "
-        "is unknown. "
-        "List only other methods in `algorithms`."
+        "is unknown. List only other methods in `algorithms`."
     )
 
 
@@ -95,16 +94,8 @@ def add_model_to_uploads(
 ) -> Algorithm:
     """Extend an algorithm so that its uploads contain the client's model.
 
-    Parameters
-    ----------
-    algorithm
-        Algorithm that is bound to its network.
-    finetune_epochs
-        Epochs of fine-tuning, instead of local training.
-    trace_function
-        Function of the client's model that is traced before the first step and after each.
-    steps
-        Maximum number of steps.
+    With ``finetune_epochs`` the client is fine-tuned, instead of local training. ``trace_function`` is a function of
+    the client's model that is traced before the first of at most ``steps`` steps and after each.
     """
     kind: Any = type(algorithm)
 

@@ -27,22 +27,10 @@ MAX_PLAIN_STEPS = 4  #: recording a step takes about as long as running it this 
 
 
 class CapturedStep:
-    """A recorded step of a pass at one width.
+    """A recorded step of a pass at one width, for ranges of at most ``capacity`` steps.
 
-    Parameters
-    ----------
-    step
-        Pure function of its arguments and constant tensors.
-    state
-        Example state with names, shapes and dtypes.
-    batch_plan
-        Example plan of a step range.
-    capacity
-        Maximum number of steps in a range.
-    has_idle_clients
-        If true, some clients may be idle.
-    backend
-        Recording backend.
+    ``step`` is a pure function of its arguments and constant tensors. ``state`` and ``batch_plan`` are examples with
+    names, shapes and dtypes.
     """
 
     def __init__(

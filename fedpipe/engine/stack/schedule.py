@@ -51,12 +51,8 @@ def count_batches(num_samples: int, batch_size: int, max_batches: int | None = N
 def split_steps_by_stack_width(counts: Sequence[int], allowed_widths: Sequence[int]) -> list[StepRange]:
     """Make the step ranges of a stack, each as narrow as its unfinished clients allow.
 
-    Parameters
-    ----------
-    counts
-        Steps of the client in each row. A row stays while it or a later row has steps left.
-    allowed_widths
-        Widths in ascending order.
+    ``counts`` are the steps of the client in each row. A row stays while it or a later row has steps left. The allowed
+    widths are in ascending order.
     """
     remaining_steps = np.maximum.accumulate(counts[::-1])
     active_counts = len(remaining_steps) - np.searchsorted(
@@ -76,18 +72,8 @@ def make_sample_index_table(
 ) -> Integers:
     """Plan an epoch, shape (num_steps, width, batch_size + 1): each row's samples and noise key at each step.
 
-    Parameters
-    ----------
-    sample_orders
-        Samples of each client, in order. Other rows are empty.
-    noise_keys
-        Noise key of each client, to which the number of a batch is added. None without noise.
-    batch_size
-        Samples per batch.
-    num_steps
-        Number of steps.
-    width
-        Number of rows.
+    The first rows have the samples of the clients in order, and the others are empty. The number of a batch is added to
+    a client's noise key.
     """
     plan = np.full((num_steps, width, batch_size + 1), EMPTY, np.int64)
     for row, order in enumerate(sample_orders):

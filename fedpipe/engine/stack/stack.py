@@ -22,7 +22,6 @@ from fedpipe.core.tensors import Tensors
 from fedpipe.engine import contract
 from fedpipe.engine.clients.executor import (
     FIRST,
-    MEASURE_BATCH,
     ClientTask,
     Executor,
     Outcome,
@@ -47,14 +46,7 @@ class StackExecutor(Executor):
     clients that finish in between are idle. Padding samples have no weight. A client's bits depend on the round's
     participants, and not on which of them this job trains: the rows of the others are empty.
 
-    The other parameters are those of :class:`~fedpipe.engine.clients.loop.LoopExecutor`.
-
-    Parameters
-    ----------
-    width
-        Maximum number of clients in a stack. Device memory grows with it.
-    backend
-        Backend that records steps. None: steps are not recorded.
+    Device memory grows with ``width``. Without a ``backend``, steps are not recorded.
     """
 
     def __init__(
@@ -135,12 +127,8 @@ class StackExecutor(Executor):
     @override
     def compute_logits(self, model: Tensors, indices: Integers, round_number: int) -> Tensor:
         model = model.map(lambda value: value.to(self._clients.device))
-        size = (
-            MEASURE_BATCH
-            if self._algorithm.net.has_batch_statistics
-            else get_logits_batch_size(self._clients, self._width)
-        )
-        chunks = np.array_split(indices, max(1, -(-len(indices) // size)))
+        width = 1 if self._algorithm.net.has_batch_statistics else self._width
+        chunks = np.array_split(indices, max(1, -(-len(indices) // get_logits_batch_size(self._clients, width))))
         with torch.no_grad():
             batches = (
                 self._clients.gather_server_test_inputs(chunk, round_number, number)

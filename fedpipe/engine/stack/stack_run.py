@@ -53,24 +53,10 @@ Terms = Callable[[State, StackBatch], dict[str, Tensor]]  #: terms of a sum over
 class StackRun:
     """The passes of one stack in one round.
 
-    Parameters
-    ----------
-    algorithm, clients, round_number
-        Algorithm, federated data, and number of the round.
-    stack_clients
-        All participants of the stack, the largest first.
-    local_clients
-        Participants that this job trains, in the same order.
-    allowed_widths
-        Possible widths.
-    graph_cache
-        Cache of recorded steps, if any.
-
-    Attributes
-    ----------
-    rows
-        The client of each row, which is the same for all jobs, because kernels may round differently in another row.
-        Rows without a client have unused copies of the last client's tensors.
+    ``stack_clients`` are all participants of the stack, the largest first. This job trains ``local_clients`` of them,
+    which are in the same order. The attribute ``rows`` has the client of each row, which is the same for all jobs,
+    because kernels may round differently in another row. Rows without a client have unused copies of the last client's
+    tensors.
     """
 
     def __init__(

@@ -18,6 +18,7 @@ from fedpipe.engine.clients.executor import BUFFERS
 from fedpipe.engine.diagnostics import features, gradients, head_norms, local_models, step_traces, surface
 from fedpipe.engine.run import Run
 from tests import small_studies as studies
+from tests.algorithms.oracles import list_batches
 from tests.errors import rejects
 
 ROUNDS, AT = 3, 2
@@ -31,11 +32,13 @@ def build_normalized_model(shape: tuple[int, ...], num_classes: int) -> tuple[nn
     return body, nn.Linear(12, num_classes)
 
 
-def run_study(label: str = "fedavg", execution: dict[str, Any] | None = None, **sections: Any) -> Run:
+def run_study(
+    label: str = "fedavg", stack: int | None = None, model: dict[str, Any] | None = None, **sections: Any
+) -> Run:
     evaluation = {"protocols": PROTOCOLS, "finetune_epochs": 2}
-    sections["dataset"] = {"subset": 400} | sections.get("dataset", {})
-    plan = studies.prepare(studies.settings((label,), ROUNDS, evaluation=evaluation, **sections))
-    (run,) = studies.open_runs(plan, **(execution or {}))
+    params = studies.settings((label,), ROUNDS, evaluation=evaluation, dataset={"subset": 400}, **sections)
+    plan = studies.prepare(params | ({"model": model} if model else {}))
+    (run,) = studies.open_runs(plan, **({"stack": stack} if stack else {}))
     studies.finish_run(run, ROUNDS, plan.keep_models)
     return run
 
@@ -89,7 +92,7 @@ def test_replay_on_another_device_accepts_rounding_of_precision(
 )
 def test_local_models_have_accuracies_recorded_by_protocols(label: str, sections: dict[str, Any], stack: int) -> None:
     """Plain PyTorch computes the recorded accuracies from the models that diagnostics read."""
-    run = run_with_stack(label, sections, stack)
+    run = run_study(label, stack, **sections)
     recorded = {
         (row["protocol"], row["client"]): row["correct"]
         for row in layout.read_merged_table(run.files.get_merged_files(ROUNDS).metrics).to_pylist()
@@ -115,18 +118,6 @@ def test_method_that_classifies_with_several_parts_is_rejected(label: str) -> No
     run = run_study(label)
     with rejects(f"diagnostics: {label}.predict ", SettingsError):
         list(local_models.compute_personal_models(run, AT))
-
-
-def run_with_stack(label: str, sections: dict[str, Any], stack: int) -> Run:
-    evaluation = {"protocols": PROTOCOLS, "finetune_epochs": 2}
-    params = studies.settings((label,), ROUNDS, evaluation=evaluation, dataset={"subset": 400})
-    params["federation"] |= sections.get("federation", {})
-    if "model" in sections:
-        params["model"] = {"name": sections["model"]["name"]}
-    plan = studies.prepare(params)
-    (run,) = studies.open_runs(plan, stack=stack)
-    studies.finish_run(run, ROUNDS, plan.keep_models)
-    return run
 
 
 def test_replayed_local_models_equal_uploads() -> None:
@@ -227,23 +218,20 @@ def test_head_norms_reject_method_without_requested_model() -> None:
 
 @pytest.mark.parametrize("stack", [1, 3])
 def test_step_traces_match_manual_training(stack: int) -> None:
-    run = run_study("cwfedavg", {"stack": stack}, algorithms={"cwfedavg": {"wdr": 3.0}}, federation={"local_epochs": 2})
+    run = run_study("cwfedavg", stack, algorithms={"cwfedavg": {"wdr": 3.0}}, federation={"local_epochs": 2})
     table = step_traces.compute_table(run, AT, {"clients": None})
     for client in run.select_participants(AT):
         net = studies.build_network(run, load_received_model(run, client))
         share = run.clients.class_counts[client] / run.clients.class_counts[client].sum()
         optimizer = torch.optim.SGD(net.parameters(), lr=run.federation.learning_rate)
         expected = [compute_class_fractions(net)]
-        for epoch in range(2):
-            order = run.clients.shuffle_indices(client, AT, "batches", epoch)
-            for first in range(0, len(order), 40):
-                x, y = run.clients.gather_samples(order[first : first + 40])
-                norm = net.head.weight.norm(dim=1)
-                loss = F.cross_entropy(net(x), y) + 1.5 * (share - norm / norm.sum()).norm()
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                expected.append(compute_class_fractions(net))
+        for x, y in list_batches(run, client, AT):
+            norm = net.head.weight.norm(dim=1)
+            loss = F.cross_entropy(net(x), y) + 1.5 * (share - norm / norm.sum()).norm()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            expected.append(compute_class_fractions(net))
         rows_of_owner = table.filter(pa.compute.equal(table["client"], client)).to_pandas()
         result = rows_of_owner.pivot(index="step", columns="class", values="approximate").to_numpy()
         assert result.shape == (len(expected), 10)
@@ -293,9 +281,7 @@ def test_gradient_norms_match_autograd_on_all_client_data() -> None:
 
 
 def test_gradient_norms_use_running_statistics_of_client() -> None:
-    run = run_with_stack(
-        "fedper", {"model": {"name": f"{__name__}.build_normalized_model"}, "federation": {"buffers": "keep"}}, 1
-    )
+    run = run_study("fedper", 1, {"name": f"{__name__}.build_normalized_model"}, federation={"buffers": "keep"})
     frame = gradients.compute_table(run, AT, {}).to_pandas()
     for local in local_models.compute_personal_models(run, AT):
         assert local.buffers is not None
