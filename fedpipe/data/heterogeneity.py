@@ -57,9 +57,16 @@ def compute_js_distance(counts: Integers) -> Floats:
 
     Source: Endres and Schindelin, A New Metric for Probability Distributions, IEEE Trans. Inf. Theory 49, 2003.
     """
-    p, q = (_compute_label_distributions(part) for part in (counts, counts.sum(axis=0, keepdims=True)))
-    m = (p + q) / 2
-    return np.sqrt(np.maximum((_compute_kl_divergence(p, m) + _compute_kl_divergence(q, m)) / 2, 0))
+    client_distributions, overall_distribution = (
+        _compute_label_distributions(counts),
+        _compute_label_distributions(counts.sum(axis=0, keepdims=True)),
+    )
+    mixture = (client_distributions + overall_distribution) / 2
+    squared = (
+        _compute_kl_divergence(client_distributions, mixture)
+        + _compute_kl_divergence(np.broadcast_to(overall_distribution, client_distributions.shape), mixture)
+    ) / 2
+    return np.sqrt(np.maximum(squared, 0))
 
 
 def compute_gini(sizes: Integers) -> float:
@@ -83,15 +90,17 @@ def make_heterogeneity_table(counts: Integers) -> pa.Table:
     """
     import pyarrow as pa
 
-    return pa.table(
+    table = pa.table(
         {
             "client": pa.array(np.arange(len(counts)), pa.int32()),
             "samples": pa.array(counts.sum(axis=1), pa.int64()),
             "classes": pa.array((counts > 0).sum(axis=1), pa.int64()),
             "entropy": pa.array(compute_label_entropy(counts), pa.float64()),
             "js_distance": pa.array(compute_js_distance(counts), pa.float64()),
-        },
-        metadata={name: repr(value) for name, value in HeterogeneitySummary.from_counts(counts)._asdict().items()},
+        }
+    )
+    return table.replace_schema_metadata(
+        {name: repr(value) for name, value in HeterogeneitySummary.from_counts(counts)._asdict().items()}
     )
 
 
@@ -102,5 +111,5 @@ def _compute_label_distributions(counts: Integers) -> Floats:
 
 def _compute_kl_divergence(p: Floats, q: Floats) -> Floats:
     """Sum of p log2(p / q) along the last axis, with 0 log 0 = 0."""
-    ratio = np.divide(p, q, out=np.ones_like(q), where=p != 0)
+    ratio = np.divide(p, q, out=np.ones_like(p), where=p != 0)
     return np.asarray((p * np.log2(ratio)).sum(axis=-1), dtype=np.float64)
