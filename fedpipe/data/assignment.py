@@ -178,15 +178,7 @@ def list_client_column_values(
 ) -> list[str]:
     """List the value of each client in the scheme's column, in the order of the clients' numbers.
 
-    Parameters
-    ----------
-    scheme, labels, test, num_clients, split, seed, columns
-        Arguments of :func:`assign_samples`.
-
-    Raises
-    ------
-    SettingsError
-        The scheme can't partition these samples.
+    Parameters and errors are those of :func:`assign_samples`.
     """
     column = scheme.find_column(columns)
     samples = _select_partitioned_samples(test, split)
@@ -207,13 +199,6 @@ def count_samples_by_value(
     return dict(zip(column.names, sizes.tolist(), strict=True))
 
 
-def read_client_names(table: pa.Table, num_clients: int) -> tuple[str, ...]:
-    """Names of the clients of an assignment: values of the scheme's column, or numbers from 0."""
-    metadata = table.schema.metadata or {}
-    names: Sequence[str] = json.loads(metadata[NAMES_METADATA]) if NAMES_METADATA in metadata else []
-    return tuple(names) or tuple(map(str, range(num_clients)))
-
-
 def compute_assignment_sha256(table: pa.Table) -> str:
     """SHA-256 of an assignment's columns in canonical dtypes, independent of the file format's version."""
     dtypes = {"sample": "<i8", "client": "<i4", "label": "<i8", "split": "S10"}
@@ -229,7 +214,7 @@ class Assignment:
     test: list[Integers]  #: local test samples of each client, N arrays, which may be empty
     global_test: Integers  #: all test samples, including those of no client
     class_counts: Integers  #: training samples of each client and class, shape (N, C)
-    names: tuple[str, ...]  #: names of the clients, N of them
+    names: tuple[str, ...]  #: names of the N clients: values of the scheme's column, or numbers from 0
     dropped_clients: DroppedClients | None = None  #: None without any
 
     @classmethod
@@ -249,10 +234,10 @@ class Assignment:
         )
         counts = np.zeros((clients, int(label.max()) + 1), dtype=np.int64)
         np.add.at(counts, (client[sample_split == "train"], label[sample_split == "train"]), 1)
-        names, metadata = read_client_names(table, clients), table.schema.metadata or {}
-        dropped_clients = (
-            DroppedClients(**json.loads(metadata[DROPPED_METADATA])) if DROPPED_METADATA in metadata else None
-        )
+        metadata = table.schema.metadata or {}
+        names = tuple(json.loads(metadata[NAMES_METADATA]) if NAMES_METADATA in metadata else map(str, range(clients)))
+        dropped = metadata.get(DROPPED_METADATA)
+        dropped_clients = None if dropped is None else DroppedClients(**json.loads(dropped))
         return cls(train, validation, test, np.unique(sample[sample_split == "test"]), counts, names, dropped_clients)
 
 
@@ -292,14 +277,13 @@ def _call_scheme(
     scheme: Scheme, column: Column | None, labels: Integers, samples: Integers, num_clients: int, seed: int
 ) -> tuple[Integers, Integers, Any, Integers]:
     """Sample, client and split of the scheme's pairs, and the number of each client's value."""
-    generator, client_values = rng.make_generator(seed, "partition"), np.empty(0, dtype=np.int64)
+    generator = rng.make_generator(seed, "partition")
     if isinstance(scheme, ColumnScheme) and column is not None:
         client, client_values = scheme.assign_values(column.codes[samples], labels[samples], num_clients, generator)
         has_client = np.asarray(client) != NO_CLIENT
-        sample, client, sample_split = SampleClientPairs(samples[has_client], client[has_client])
-    else:
-        sample, client, sample_split = scheme.partition_samples(labels, samples, num_clients, generator)
-    return sample, np.asarray(client), sample_split, client_values
+        return samples[has_client], client[has_client], None, client_values
+    sample, client, sample_split = scheme.partition_samples(labels, samples, num_clients, generator)
+    return sample, np.asarray(client), sample_split, np.empty(0, dtype=np.int64)
 
 
 def _select_partitioned_samples(test: npt.NDArray[np.bool_], split: str) -> Integers:

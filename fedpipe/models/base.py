@@ -204,7 +204,12 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 @functools.lru_cache(maxsize=1)
 def _read_tensors_cached(path: Path, fingerprint: str) -> dict[str, Tensor]:
     try:
-        tensors = _load_file(path)
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            tensors: dict[str, Any] = load_file(path)
+        else:
+            tensors = dict(torch.load(path, weights_only=True, map_location="cpu"))
         non_tensors = [name for name, value in tensors.items() if not isinstance(value, Tensor)]
         reason = f"'{non_tensors[0]}' is not a tensor" if non_tensors else ""
     except pickle.UnpicklingError:
@@ -216,15 +221,6 @@ def _read_tensors_cached(path: Path, fingerprint: str) -> dict[str, Tensor]:
             f"model.weights: {path} can't be read ({reason}). Save model.state_dict(), which contains tensors by name."
         )
     return tensors
-
-
-def _load_file(path: Path) -> dict[str, Any]:
-    """Load a file of `torch.save`, or of the library safetensors."""
-    if path.suffix != ".safetensors":
-        return dict(torch.load(path, weights_only=True, map_location="cpu"))
-    from safetensors.torch import load_file
-
-    return dict(load_file(path))
 
 
 @contextmanager
@@ -290,21 +286,18 @@ class FunctionalNetwork:
         self.is_bfloat16, self._device = precision == "bfloat16", torch.device(device).type
         self._module, self.mode = self._build_module(entropy)
         self._module.to(device=device, dtype=dtype)
-        parameter_names = [name for name, value in self._module.named_parameters() if value.requires_grad]
-        buffer_names = [name for name, _ in self._module.named_buffers()]
-        self.names = tuple(parameter_names)
-        self.buffer_names = tuple(buffer_names) if buffers == "average" else ()
+        parameters, module_buffers = dict(self._module.named_parameters()), dict(self._module.named_buffers())
+        self.names = tuple(name for name, value in parameters.items() if value.requires_grad)
+        self.buffer_names = tuple(module_buffers) if buffers == "average" else ()
         self.client_buffers = Tensors(
-            (name, value.cpu()) for name, value in self._module.named_buffers() if buffers == "keep"
+            (name, value.cpu()) for name, value in module_buffers.items() if buffers == "keep"
         )
         all_names = self.names + self.buffer_names
-        tensors = dict(self._module.named_parameters()) | dict(self._module.named_buffers())
+        tensors = parameters | module_buffers
         self.shapes = {name: tensors[name].shape for name in all_names}
         prefixes = {"": "", "body": "body.", "head": "head."}
         self._names_by_part = {part: frozenset(_select_part(self.shapes, prefix)) for part, prefix in prefixes.items()}
-        self._has_tied_weights = len(list(self._module.parameters())) < len(
-            list(self._module.named_parameters(remove_duplicate=False))
-        )
+        self._has_tied_weights = len(parameters) < len(list(self._module.named_parameters(remove_duplicate=False)))
         self.body_names = tuple(name for name in all_names if name.startswith("body."))
         self.head_names = tuple(name for name in all_names if name.startswith("head."))
         layers = dict(self._module.named_modules())

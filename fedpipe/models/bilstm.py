@@ -16,15 +16,7 @@ WIDTH = 128  #: width of the embedding, of each direction and of the next layers
 
 
 class Extractor(nn.Module):
-    """Embedding, BiLSTM, a layer with ReLU at each step, their mean over the steps, and the mapping layer.
-
-    Parameters
-    ----------
-    vocabulary
-        Number of token ids.
-    dropout
-        Fraction of the embedding's and the LSTM's outputs that dropout sets to zero.
-    """
+    """Embedding, BiLSTM, a layer with ReLU at each step, their mean over the steps, and the mapping layer."""
 
     def __init__(self, vocabulary: int, dropout: float) -> None:
         super().__init__()

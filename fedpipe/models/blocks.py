@@ -47,19 +47,9 @@ def require_tokens(model: Model, shape: tuple[int, ...]) -> None:
 def make_network_with_mapped_features(extractor: list[nn.Module], width: int, num_classes: int, bias: bool) -> Network:
     """Make a network from an extractor of flat features and FedDW's classifier (two mapping layers, one output layer).
 
-    There is no activation between the second mapping layer, whose 128 outputs are the features, and the
-    classification layer. Source: FedDW, section V-A, and its code.
-
-    Parameters
-    ----------
-    extractor
-        Modules, applied in order, that end with shape (B, width).
-    width
-        Features of the extractor.
-    num_classes
-        Number of classes C.
-    bias
-        If true, the classification layer has a bias.
+    The extractor's modules are applied in order and end with shape (B, width). There is no activation between the
+    second mapping layer, whose 128 outputs are the features, and the classification layer, which has a bias if ``bias``
+    is true. Source: FedDW, section V-A, and its code.
     """
     body = nn.Sequential(*extractor, nn.Linear(width, 256), nn.ReLU(), nn.Linear(256, 128))
     return Network(body, nn.Linear(128, num_classes, bias=bias))

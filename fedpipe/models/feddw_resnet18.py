@@ -12,15 +12,7 @@ from fedpipe.models.blocks import make_network_with_mapped_features, require_ima
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions with a shortcut, which is a 1x1 convolution if the shape changes.
-
-    Parameters
-    ----------
-    inputs, outputs
-        Channels.
-    stride
-        Stride of the first convolution and of the shortcut.
-    """
+    """Two 3x3 convolutions, the first with the stride, and a shortcut, a 1x1 convolution if the shape changes."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()

@@ -15,19 +15,7 @@ from fedpipe.models.blocks import require_tokens
 
 
 class Extractor(nn.Module):
-    """Embedding and LSTM layers. The features are the last layer's output at the last token.
-
-    Parameters
-    ----------
-    vocabulary
-        Number of token ids. Id 0 is padding.
-    embedding
-        Width of the embedding.
-    hidden
-        Width of each LSTM layer.
-    layers
-        Number of LSTM layers.
-    """
+    """Embedding and LSTM layers. The features are the last layer's output at the last token that is not padding (0)."""
 
     def __init__(self, vocabulary: int, embedding: int, hidden: int, layers: int) -> None:
         super().__init__()

@@ -15,17 +15,7 @@ STAGES = ((1, 8, 1, 1), (6, 12, 2, 1), (6, 16, 3, 2), (6, 32, 4, 2), (6, 48, 3, 
 
 
 class Block(nn.Module):
-    """Expanding 1x1, 3x3 depthwise and 1x1 convolution, with a shortcut if the stride is 1.
-
-    Parameters
-    ----------
-    inputs, outputs
-        Channels.
-    expansion
-        Factor by which the first convolution multiplies the channels.
-    stride
-        Stride of the depthwise convolution.
-    """
+    """Expanding 1x1, 3x3 depthwise (with the stride) and 1x1 convolution, with a shortcut if the stride is 1."""
 
     def __init__(self, inputs: int, outputs: int, expansion: int, stride: int) -> None:
         super().__init__()

@@ -44,14 +44,7 @@ def require_pure_network(
     training and evaluation, without random numbers and without changing itself. The check calls the network to
     find layers that are not.
 
-    Parameters
-    ----------
-    model
-        Model whose network is built and called.
-    shape, num_classes
-        Input shape and number of classes.
-    has_tokens
-        Whether inputs are token ids. None if unknown.
+    Inputs are token ids if ``has_tokens`` is true, and of unknown kind if it is None.
 
     Raises
     ------

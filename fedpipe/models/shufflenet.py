@@ -20,13 +20,6 @@ class Unit(nn.Module):
 
     With stride 2 the shortcut is a 3x3 average pooling, whose channels are concatenated with the convolutions'.
     Otherwise the two are added. Source: Zhang et al., ShuffleNet (CVPR 2018), figure 2.
-
-    Parameters
-    ----------
-    inputs, outputs
-        Channels. With stride 2, ``inputs`` of the outputs come from the shortcut.
-    stride
-        Stride of the depthwise convolution and of the shortcut.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:

@@ -1,6 +1,8 @@
-"""Repositories in the format of Hugging Face's library, in the working directory."""
+"""Images, archives, and repositories in the format of Hugging Face's library, in the working directory."""
 
 import io
+import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,4 +27,21 @@ def write_repository(columns: dict[str, Any], tests: int = 0, features: dict[str
 def encode_image(pixels: npt.NDArray[Any], kind: str = "PNG") -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, kind)
+    return buffer.getvalue()
+
+
+def write_image(path: str | Path, pixels: npt.NDArray[Any]) -> None:
+    """Write a file with the image, in a folder that may be new."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_bytes(encode_image(pixels))
+
+
+def encode_archive(contents: Mapping[str, bytes]) -> bytes:
+    """Encode files with these paths as a compressed tar archive."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for name, content in contents.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
     return buffer.getvalue()

@@ -1,6 +1,7 @@
 """Assignments: coverage, official and pooled test sets, seeds, and reading from a file."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -71,11 +72,23 @@ def assign_digits(
     **sizes: int,
 ) -> tuple[Any, Integers, np.ndarray]:
     labels, is_test = make_labels(**sizes)
-    return (
-        assign_samples(scheme, labels, is_test, num_clients, split, test_fraction, seed, stratified, validation),
-        labels,
-        is_test,
-    )
+    table = assign_samples(scheme, labels, is_test, num_clients, split, test_fraction, seed, stratified, validation)
+    return table, labels, is_test
+
+
+def assign_to_owners(
+    owner: Sequence[int],
+    labels: Sequence[int],
+    test: Sequence[bool] | None = None,
+    fraction: float = 0.25,
+    seed: int = 0,
+    **options: Any,
+) -> Assignment:
+    """Return the assignment if each sample has this owner. Without ``test``, the split is pooled."""
+    scheme, split = FixedScheme(owner=tuple(owner)), SPLITS[test is None]
+    is_test = np.zeros(len(labels), dtype=np.bool_) if test is None else np.array(test)
+    table = assign_samples(scheme, np.array(labels), is_test, max(owner) + 1, split, fraction, seed, **options)
+    return Assignment.from_table(table)
 
 
 @given(
@@ -137,23 +150,16 @@ def test_official_test_sets_match_class_proportions_of_clients(scheme: Scheme) -
 
 
 def test_official_test_sizes_follow_largest_remainder() -> None:
-    labels = np.zeros(6 + 4, dtype=np.int64)
-    is_test = np.arange(10) >= 6
-    table = assign_samples(FixedScheme(owner=(0, 0, 0, 1, 1, 2)), labels, is_test, 3, "official", 0.25, 0)
-    assignment = Assignment.from_table(table)  # quotas 2, 4/3, 2/3: the last sample goes to the third client
+    assignment = assign_to_owners([0, 0, 0, 1, 1, 2], labels=[0] * 10, test=[False] * 6 + [True] * 4)
+    # quotas 2, 4/3, 2/3: the last sample goes to the third client
     assert [len(test) for test in assignment.test] == [2, 1, 1]
     assert [train.tolist() for train in assignment.train] == [[0, 1, 2], [3, 4], [5]]
     assert assignment.class_counts.sum(axis=1).tolist() == [3, 2, 1]
 
 
 def test_largest_remainder_breaks_ties_at_random() -> None:
-    labels, is_test = np.zeros(5, dtype=np.int64), np.arange(5) >= 4
-    scheme = FixedScheme(owner=(0, 1, 2, 3))
-    winners = {
-        int(np.argmax([len(test) for test in Assignment.from_table(table).test]))
-        for table in (assign_samples(scheme, labels, is_test, 4, "official", 0.25, seed) for seed in range(40))
-    }
-    assert winners == {0, 1, 2, 3}
+    assignments = [assign_to_owners(range(4), [0] * 5, [False] * 4 + [True], seed=seed) for seed in range(40)]
+    assert {np.argmax([len(test) for test in assignment.test]) for assignment in assignments} == {0, 1, 2, 3}
 
 
 def test_class_without_training_client_is_only_in_global_test_set() -> None:
@@ -172,9 +178,7 @@ def test_class_without_training_client_is_only_in_global_test_set() -> None:
 )
 def test_pooled_test_set_sizes_are_rounded_down(test_fraction: float, test_sizes: list[int]) -> None:
     sizes = [1, 3, 4, 100]
-    labels = np.zeros(108, dtype=np.int64)
-    scheme = FixedScheme(owner=tuple(np.repeat(np.arange(4), sizes).tolist()))
-    assignment = Assignment.from_table(assign_samples(scheme, labels, labels == 1, 4, "pooled", test_fraction, 0))
+    assignment = assign_to_owners(np.repeat(np.arange(4), sizes).tolist(), [0] * 108, fraction=test_fraction)
     assert [len(test) for test in assignment.test] == test_sizes
     assert [len(train) + len(test) for train, test in zip(assignment.train, assignment.test, strict=True)] == sizes
     assert assignment.train[0].tolist() == [0]
@@ -187,12 +191,9 @@ def test_pooled_split_ignores_official_split() -> None:
 
 
 def test_pooled_test_set_of_client_ignores_other_clients() -> None:
-    labels = np.zeros(40, dtype=np.int64)
-    tables = [
-        assign_samples(FixedScheme(owner=owner), labels, labels == 1, clients, "pooled", 0.5, 0)
-        for owner, clients in [((0,) * 20 + (1,) * 20, 2), ((0,) * 20 + (1,) * 5 + (2,) * 15, 3)]
-    ]
-    first, second = (Assignment.from_table(table) for table in tables)
+    first, second = (
+        assign_to_owners([0] * 20 + others, [0] * 40, fraction=0.5) for others in ([1] * 20, [1] * 5 + [2] * 15)
+    )
     assert np.array_equal(first.test[0], second.test[0])
 
 
@@ -276,25 +277,16 @@ def test_stratified_test_set_matches_class_proportions_of_client(
 
 def test_stratified_split_follows_largest_remainder() -> None:
     labels = np.repeat([0, 1, 2], [50, 30, 4])
-    table = assign_samples(FixedScheme(owner=(0,) * 84), labels, labels == 9, 1, "pooled", 0.25, 0, stratified=True)
-    (test,) = Assignment.from_table(table).test
-    assert np.bincount(labels[test]).tolist() == [12, 8, 1]  # exact quotas 12.5, 7.5 and 1: the tie is broken at random
-    splits = {
-        tuple(np.bincount(labels[Assignment.from_table(table).test[0]]).tolist())
-        for table in (
-            assign_samples(FixedScheme(owner=(0,) * 84), labels, labels == 9, 1, "pooled", 0.25, seed, stratified=True)
-            for seed in range(20)
-        )
-    }
-    assert splits == {(13, 7, 1), (12, 8, 1)}
+    assignments = [assign_to_owners([0] * 84, labels, seed=seed, stratified=True) for seed in range(20)]
+    splits = [tuple(np.bincount(labels[assignment.test[0]]).tolist()) for assignment in assignments]
+    assert splits[0] == (12, 8, 1)  # exact quotas 12.5, 7.5 and 1: the tie is broken at random
+    assert {*splits} == {(13, 7, 1), (12, 8, 1)}
 
 
 def test_unstratified_split_ignores_classes() -> None:
-    one, other = (
-        assign_samples(FixedScheme(owner=(0,) * 40), labels, labels == 9, 1, "pooled", 0.5, 0)
-        for labels in (np.zeros(40, dtype=np.int64), np.arange(40) % 4)
-    )
-    assert one["split"].equals(other["split"])
+    one, other = (assign_to_owners([0] * 40, labels, fraction=0.5) for labels in ([0] * 40, [0, 1, 2, 3] * 10))
+    assert np.array_equal(one.train, other.train)
+    assert np.array_equal(one.test, other.test)
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -323,11 +315,8 @@ def test_stratified_validation_set_matches_class_proportions() -> None:
 
 
 def test_client_with_one_sample_has_no_validation_set() -> None:
-    labels = np.zeros(3, dtype=np.int64)
-    table = assign_samples(
-        FixedScheme(owner=(0, 1, 1)), labels, labels == 1, 2, "pooled", 0.5, 0, validation_fraction=0.9
-    )
-    assert [len(samples) for samples in Assignment.from_table(table).validation] == [0, 0]
+    assignment = assign_to_owners([0, 1, 1], [0] * 3, fraction=0.5, validation_fraction=0.9)
+    assert [len(samples) for samples in assignment.validation] == [0, 0]
 
 
 # -- overlapping clients -----------------------------------------------------------------------------------------------
@@ -357,12 +346,9 @@ def test_test_sets_of_overlapping_clients_are_disjoint_and_proportional() -> Non
         assert np.abs(np.bincount(labels[test], minlength=10) - counts * 25 / class_sizes).max() < 1
 
 
-def test_dirichlet_overlap_rejects_validation_fraction() -> None:
+def test_dirichlet_overlap_rejects_validation_fraction_and_pooled_split() -> None:
     with pytest.raises(SettingsError, match=r"^dataset\.validation_fraction: 0\.5 .* clients share samples.* Use 0\.$"):
         assign_digits(DirichletOverlap(alpha=5), "official", validation=0.5)
-
-
-def test_dirichlet_overlap_rejects_pooled_split() -> None:
     with pytest.raises(SettingsError, match=r"^dataset\.split: 'pooled' .* clients share samples.* Use 'official'\.$"):
         assign_digits(DirichletOverlap(), "pooled")
 

@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import re
-import tarfile
 import zipfile
 from collections.abc import Callable
 from decimal import Decimal
@@ -33,7 +32,7 @@ from fedpipe.data.sources.fetch import MIRROR_VARIABLE, Fetcher, PublishedFile
 from fedpipe.planning import download, partition, planner, run_settings
 from fedpipe.settings import loader, parser
 from tests import small_studies as studies
-from tests.data.repositories import encode_image
+from tests.data.repositories import encode_archive, encode_image, write_image
 from tests.errors import rejects
 
 MIRROR = os.environ.get(MIRROR_VARIABLE)
@@ -117,11 +116,7 @@ def test_published_dataset_info_needs_no_files(name: str) -> None:
 
 def test_different_datasets_have_different_paths() -> None:
     sections = [{"name": name} for name in PUBLISHED]
-    sections += [
-        {"name": "imdb", "vocabulary": 500},
-        {"name": "imdb", "length": 20},
-        {"name": "imdb", "sha256": "0" * 64},
-    ]
+    sections += [{"name": "imdb"} | others for others in ({"vocabulary": 500}, {"length": 20}, {"sha256": "0" * 64})]
     sections += [{"name": "npz", "path": "a.npz", "sha256": digit * 64} for digit in "01"]
     assert len({parser.parse_dataset(section).dataset_path for section in sections}) == len(sections)
 
@@ -174,18 +169,13 @@ def test_cifar_reader_loads_archive(
         for row, name in enumerate(members)
     }
     contents[reader.meta["filename"]] = pickle.dumps({reader.meta["key"]: ["a", "b"]})
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        for name, content in contents.items():
-            member = tarfile.TarInfo(f"{reader.base_folder}/{name}")
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
+    archive = encode_archive({f"{reader.base_folder}/{name}": content for name, content in contents.items()})
     checksums = [[name, compute_md5(contents[name])] for name in members]
     monkeypatch.setattr(reader, "train_list", checksums[:-1])
     monkeypatch.setattr(reader, "test_list", checksums[-1:])
     monkeypatch.setattr(reader, "meta", reader.meta | {"md5": compute_md5(contents[reader.meta["filename"]])})
-    monkeypatch.setattr(reader, "tgz_md5", compute_md5(buffer.getvalue()))
-    samples = make_small_dataset(dataset, write_mirror_file(f"cifar/{reader.filename}", buffer.getvalue())).load(fetch)
+    monkeypatch.setattr(reader, "tgz_md5", compute_md5(archive))
+    samples = make_small_dataset(dataset, write_mirror_file(f"cifar/{reader.filename}", archive)).load(fetch)
     assert np.array_equal(samples.x, PIXELS[: len(members)])
     assert samples.y.tolist() == list(range(len(members)))
     assert samples.test.tolist() == [False] * (len(members) - 1) + [True]
@@ -207,9 +197,8 @@ def test_tiny_imagenet_reader_loads_color_and_gray_images(fetch: Fetcher) -> Non
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, content in contents.items():
             archive.writestr(name, content)
-    samples = make_small_dataset(tiny_imagenet.TinyImageNet, write_mirror_file("tiny.zip", buffer.getvalue())).load(
-        fetch
-    )
+    file = write_mirror_file("tiny.zip", buffer.getvalue())
+    samples = make_small_dataset(tiny_imagenet.TinyImageNet, file).load(fetch)
     assert samples.x.shape == (4, 3, 64, 64)
     assert samples.y.tolist() == [0, 0, 1, 1]
     assert samples.test.tolist() == [False, False, False, True]
@@ -220,15 +209,9 @@ def test_tiny_imagenet_reader_loads_color_and_gray_images(fetch: Fetcher) -> Non
 def test_imdb_reader_loads_archive(fetch: Fetcher) -> None:
     reviews = {"train/neg/10_1": "bad bad film", "train/neg/2_3": "bad film", "train/pos/0_9": "good film"}
     reviews |= {"test/neg/0_2": "good grief", "test/pos/1_7": "film", "train/unsup/0_0": "film film film film"}
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        for name, text in {**reviews, "train/urls_neg": "x", "imdb": "y"}.items():
-            member = tarfile.TarInfo(f"aclImdb/{name}.txt")
-            member.size = len(text)
-            archive.addfile(member, io.BytesIO(text.encode()))
-    samples = make_small_dataset(imdb.IMDB, write_mirror_file("aclImdb.tar.gz", buffer.getvalue()), length=4).load(
-        fetch
-    )
+    texts = reviews | {"train/urls_neg": "x", "imdb": "y"}
+    archive = encode_archive({f"aclImdb/{name}.txt": text.encode() for name, text in texts.items()})
+    samples = make_small_dataset(imdb.IMDB, write_mirror_file("aclImdb.tar.gz", archive), length=4).load(fetch)
     # Training words: bad 3, film 3, good 1. Reviews are sorted by number, so 2 comes before 10.
     assert samples.x.tolist() == [[1, 4, 5, 0], [1, 4, 4, 5], [1, 6, 5, 0], [1, 6, 2, 0], [1, 5, 0, 0]]
     assert samples.y.tolist() == [0, 0, 1, 0, 1]
@@ -278,9 +261,8 @@ def test_download_writes_checksum_of_substitute_npz_into_study() -> None:
     samples = store.load_samples(layout.get_dataset_path(plan.runs[0].dataset))
     assert np.array_equal(samples.x.numpy(), PIXELS)
     assert samples.test.tolist() == [False] * 4 + [True] * 2
-    run = run_settings.RunSettings.from_params(
-        parser.parse_params(loader.read_params(Path("params.yaml"))), "fedavg", 0
-    )
+    params = parser.parse_params(loader.read_params(Path("params.yaml")))
+    run = run_settings.RunSettings.from_params(params, "fedavg", 0)
     assert run.dataset["sha256"] == sha256
     assert not {"mirror", "path"} & set(run.dataset)
     assert store.read_dataset_info(store.get_stored_dataset_path(run.dataset)) == DatasetInfo((3, 32, 32), 10, 6, 2)
@@ -396,29 +378,24 @@ def test_npz_text_labels_become_class_numbers() -> None:
     assert not samples.test.any()
 
 
+LABELS = np.zeros(6, int)
+NOT_FINITE = "inputs of 1 of 3 samples contain NaN or infinity as float32, first those of sample"
+
+
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (
-            {"x_train": PIXELS, "y_train": np.zeros(6, int), "x_test": PIXELS, "ytest": np.zeros(6, int)},
-            "lacks y_test. Use",
-        ),
-        (
-            {"x": np.array([[1.0], [np.nan], [2.0]]), "y": np.arange(3)},
-            "inputs of 1 of 3 samples contain NaN or infinity as float32, first those of sample 1",
-        ),
-        (
-            {"x": np.array([[1.0], [2.0], [1e300]]), "y": np.arange(3)},
-            "inputs of 1 of 3 samples contain NaN or infinity as float32, first those of sample 2",
-        ),
+        ({"x_train": PIXELS, "y_train": LABELS, "x_test": PIXELS, "ytest": LABELS}, "lacks y_test. Use"),
+        ({"x": np.array([[1.0], [np.nan], [2.0]]), "y": np.arange(3)}, f"{NOT_FINITE} 1"),
+        ({"x": np.array([[1.0], [2.0], [1e300]]), "y": np.arange(3)}, f"{NOT_FINITE} 2"),
         ({"images": PIXELS}, "contains none of the expected arrays"),
-        ({"x": PIXELS.astype(np.int64), "y": np.zeros(6, int)}, "inputs of int64 with shape (6, 3, 32, 32)"),
+        ({"x": PIXELS.astype(np.int64), "y": LABELS}, "inputs of int64 with shape (6, 3, 32, 32)"),
         ({"x": PIXELS, "y": np.array([0, 1, 2, -1, 0, 0])}, "label -1 can't be used"),
         ({"x": PIXELS, "y": np.arange(6) + 2**40}, f"label {2**40 + 5} can't be used, because integers are numbers"),
         ({"x": PIXELS[:0], "y": np.zeros(0, int)}, "has labels of shape (0,)"),
-        ({"x": PIXELS, "y": np.array([None] * 6)}, "can't be read as .npz"),
+        ({"x": PIXELS, "y": np.array([None] * 6)}, "can't be read as .npz ... dtype=str"),
         ({"x": PIXELS, "y": np.zeros(5, int)}, "contains x of shape (6, 3, 32, 32), y of shape (5,)."),
-        ({"x": PIXELS, "y": np.zeros(6, int), "test": np.zeros(5, bool)}, "y of shape (6,), test of shape (5,)."),
+        ({"x": PIXELS, "y": LABELS, "test": np.zeros(5, bool)}, "y of shape (6,), test of shape (5,)."),
         ({"x": PIXELS, "y": np.array(3)}, "contains x of shape (6, 3, 32, 32), y of shape ()."),
         (
             SPLIT_ARRAYS | {"y_train": np.arange(3), "y_test": np.arange(3)},
@@ -553,9 +530,7 @@ def test_parquet_rejects_duplicate_column() -> None:
 
 def write_folder(*names: str, grey: bool = False) -> None:
     for row, name in enumerate(names):
-        path = Path("pictures") / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(encode_image(PIXELS[row, 0] if grey else PIXELS[row].transpose(1, 2, 0)))
+        write_image(f"pictures/{name}", PIXELS[row, 0] if grey else PIXELS[row].transpose(1, 2, 0))
 
 
 def test_folder_loads_train_and_test_images() -> None:
@@ -581,8 +556,7 @@ def test_image_size_setting_crops_and_resizes_images() -> None:
     wide = np.pad(board, ((0, 0), (5, 5)), constant_values=77)
     tall = np.pad(board, ((3, 3), (0, 0)), constant_values=77)
     for name, pixels in (("ant/board", board), ("ant/tall", tall), ("dog/wide", wide)):
-        Path("pictures", name).parent.mkdir(parents=True, exist_ok=True)
-        Path("pictures", f"{name}.png").write_bytes(encode_image(pixels))
+        write_image(f"pictures/{name}.png", pixels)
     samples, facts = load_custom_dataset(name="folder", path="pictures", image_size=16)
     assert facts == DatasetInfo((1, 16, 16), 2, 3, 0)
     assert all(np.array_equal(image[0], board) for image in samples.x)
@@ -641,30 +615,33 @@ def test_stored_class_names_match_labels() -> None:
     assert read_names("pictures", levels=["hospital", "label"]) == ("ant", "dog")
 
 
+def compute_folder_sha256() -> str:
+    dataset: Any = parser.parse_dataset({"name": "folder", "path": "pictures"}).effective_dataset
+    return dataset.compute_unpinned_sha256(Fetcher())  # type: ignore[no-any-return]
+
+
 def test_folder_checksum_changes_with_file_names() -> None:
     write_folder("dog/1.png", "ant/1.png")
-    section: Any = parser.parse_dataset({"name": "folder", "path": "pictures"})
-    before = section.effective_dataset.compute_unpinned_sha256(Fetcher())
-    assert section.effective_dataset.compute_unpinned_sha256(Fetcher()) == before
+    before = compute_folder_sha256()
+    assert compute_folder_sha256() == before
     Path("pictures/dog/1.png").rename("pictures/dog/2.png")
-    assert section.effective_dataset.compute_unpinned_sha256(Fetcher()) != before
+    assert compute_folder_sha256() != before
 
 
 def test_folder_with_links_has_checksum_of_linked_images() -> None:
     """A cluster may share images, so that the folders of classes are links."""
     write_folder("dog/1.png", "ant/1.png")
-    section: Any = parser.parse_dataset({"name": "folder", "path": "pictures"})
-    before = section.effective_dataset.compute_unpinned_sha256(Fetcher())
+    before = compute_folder_sha256()
     Path("pictures").rename("shared")
     Path("pictures").mkdir()
     for name in ("dog", "ant"):
         Path("pictures", name).symlink_to(Path("shared", name).absolute())
-    assert section.effective_dataset.compute_unpinned_sha256(Fetcher()) == before
+    assert compute_folder_sha256() == before
     for settings in ({}, {"levels": ["label"]}):
         samples, _ = load_custom_dataset(name="folder", path="pictures", **settings)
         assert np.array_equal(samples.x, PIXELS[[1, 0]])
-    Path("shared/ant/1.png").write_bytes(encode_image(PIXELS[2].transpose(1, 2, 0)))
-    assert section.effective_dataset.compute_unpinned_sha256(Fetcher()) != before
+    write_image("shared/ant/1.png", PIXELS[2].transpose(1, 2, 0))
+    assert compute_folder_sha256() != before
 
 
 @pytest.mark.parametrize(
@@ -685,13 +662,17 @@ def test_folder_rejects_folders_that_are_no_classes(names: tuple[str, ...], prob
         load_custom_dataset(name="folder", path="pictures")
 
 
-def test_folder_rejects_invalid_images() -> None:
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (encode_image(PIXELS[0, 0, :8, :8]), "has 8x8 pixels, ... 32x32"),
+        (b"no image", "can't be read as an image"),
+    ],
+)
+def test_folder_rejects_invalid_images(content: bytes, problem: str) -> None:
     write_folder("dog/1.png", "ant/1.png")
-    Path("pictures/ant/2.png").write_bytes(encode_image(PIXELS[0, 0, :8, :8]))
-    with pytest.raises(ArtifactError, match=r"^pictures/ant/2\.png has 8x8 pixels, .* 32x32"):
-        load_custom_dataset(name="folder", path="pictures")
-    Path("pictures/ant/2.png").write_bytes(b"no image")
-    with pytest.raises(ArtifactError, match=r"^pictures/ant/2\.png can't be read as an image"):
+    Path("pictures/ant/2.png").write_bytes(content)
+    with rejects(f"pictures/ant/2.png {problem}", ArtifactError):
         load_custom_dataset(name="folder", path="pictures")
 
 
@@ -755,6 +736,13 @@ def test_custom_dataset_passes_through_download_and_partition() -> None:
 # -- `fedpipe download` adds the SHA-256 to the study ------------------------------------------------------------------
 
 
+def download_study(text: str | None = None, name: str | None = None) -> str:
+    """Write params.yaml, run `fedpipe download`, and return its message."""
+    if text is not None:
+        Path("params.yaml").write_text(text)
+    return download.download_and_pin_dataset(name, Path("params.yaml"))
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -771,32 +759,28 @@ def test_custom_dataset_passes_through_download_and_partition() -> None:
 )
 def test_download_adds_checksum_and_keeps_rest_of_study(before: str, after: str) -> None:
     sha256 = save_arrays("own.npz", x=PIXELS, y=np.arange(6))
-    Path("params.yaml").write_text(before)
-    download.download_and_pin_dataset(None, Path("params.yaml"))
+    download_study(before)
     assert Path("params.yaml").read_text() == after.replace("SUM", sha256)
-    assert parser.parse_dataset(loader.read_params(Path("params.yaml"))["dataset"]).dataset_info == DatasetInfo(
-        (3, 32, 32), 6, 6, 0
-    )
+    section = parser.parse_dataset(loader.read_params(Path("params.yaml"))["dataset"])
+    assert section.dataset_info == DatasetInfo((3, 32, 32), 6, 6, 0)
 
 
 def test_download_keeps_symlink_to_study() -> None:
     sha256 = save_arrays("own.npz", x=PIXELS, y=np.arange(6))
     Path("study.yaml").write_text("dataset: {name: npz, path: own.npz}\n")
     Path("params.yaml").symlink_to("study.yaml")
-    download.download_and_pin_dataset(None, Path("params.yaml"))
+    download_study()
     assert Path("params.yaml").is_symlink()
     assert Path("study.yaml").read_text() == f"dataset: {{name: npz, sha256: {sha256}, path: own.npz}}\n"
 
 
 def test_download_warns_about_labels_that_start_at_1() -> None:
     save_arrays("own.npz", x=PIXELS, y=np.arange(6) % 3 + 1)
-    Path("params.yaml").write_text("dataset: {name: npz, path: own.npz}\n")
-    message = download.download_and_pin_dataset(None, Path("params.yaml"))
+    message = download_study("dataset: {name: npz, path: own.npz}\n")
     assert "labels are 1 to 3" in message
     assert "class 0 has no samples" in message
     save_arrays("own.npz", x=PIXELS, y=np.arange(6) % 3)
-    Path("params.yaml").write_text("dataset: {name: npz, path: own.npz}\n")
-    assert "labels" not in download.download_and_pin_dataset(None, Path("params.yaml"))
+    assert "labels" not in download_study("dataset: {name: npz, path: own.npz}\n")
 
 
 @pytest.mark.parametrize(
@@ -818,8 +802,7 @@ def test_download_describes_samples_and_warns_about_labels_that_are_no_classes(
     labels: list[Any], classes: str, warning: str
 ) -> None:
     pd.DataFrame({"a": range(len(labels)), "b": 1.5, "label": labels}).to_parquet("own.parquet")
-    Path("params.yaml").write_text("dataset: {name: parquet, path: own.parquet, input: [a, b]}\n")
-    message = download.download_and_pin_dataset(None, Path("params.yaml"))
+    message = download_study("dataset: {name: parquet, path: own.parquet, input: [a, b]}\n")
     assert f"It has {len(labels)} samples of shape (2,) in {classes}\n" in message
     assert [line for line in message.splitlines() if line.startswith(f"Warning: {warning}")] or not warning
     assert message.count("Warning: ") == bool(warning)
@@ -828,8 +811,7 @@ def test_download_describes_samples_and_warns_about_labels_that_are_no_classes(
 def test_download_prints_checksum_that_it_cannot_write() -> None:
     sha256 = save_arrays("own.npz", x=PIXELS, y=np.arange(6))
     before = "dataset:\n  ? name\n  : npz\n  ? path\n  : own.npz\n"
-    Path("params.yaml").write_text(before)
-    message = download.download_and_pin_dataset(None, Path("params.yaml"))
+    message = download_study(before)
     assert "to params.yaml, under dataset:" in message
     assert message.endswith(f"\n  sha256: {sha256}")
     assert Path("params.yaml").read_text() == before
@@ -838,16 +820,14 @@ def test_download_prints_checksum_that_it_cannot_write() -> None:
 def test_download_of_other_dataset_keeps_study_unchanged() -> None:
     sha256 = save_arrays("mirror/cifar10.npz", **SPLIT_ARRAYS)
     before = "dataset: {mirror: mirror, name: digits}\n"
-    Path("params.yaml").write_text(before)
-    assert download.download_and_pin_dataset("cifar10", Path("params.yaml")).endswith(f"sha256: {sha256}")
+    assert download_study(before, "cifar10").endswith(f"sha256: {sha256}")
     assert Path("params.yaml").read_text() == before
 
 
 def test_download_of_packaged_dataset_keeps_study_unchanged() -> None:
-    download.download_and_pin_dataset("digits", Path("params.yaml"))
+    download_study(name="digits")
     assert not Path("params.yaml").exists()
-    Path("params.yaml").write_text("dataset: {name: digits}\n")
-    download.download_and_pin_dataset(None, Path("params.yaml"))
+    download_study("dataset: {name: digits}\n")
     assert Path("params.yaml").read_text() == "dataset: {name: digits}\n"
 
 

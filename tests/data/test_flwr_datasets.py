@@ -15,20 +15,16 @@ from tests.data.repositories import write_repository
 
 LABELS = np.random.default_rng(0).integers(0, 10, 1200)
 TEST = np.arange(1200) >= 1000
-DISTRIBUTION = np.random.default_rng(1).lognormal(0, 2, (10, 2)).tolist()
+DISTRIBUTION = {
+    "distribution_array": np.random.default_rng(1).lognormal(0, 2, (10, 2)).tolist(),
+    "num_unique_labels_per_partition": 2,
+    "preassigned_num_samples_per_label": 5,
+}
 #: Partitioner, number of clients, and arguments of the library.
 CASES: list[tuple[Partitioner, int, dict[str, Any]]] = [
     ("DirichletPartitioner", 8, {"alpha": 0.3, "min_partition_size": 5}),
     ("DirichletPartitioner", 8, {"alpha": [0.5] * 8, "self_balancing": True}),
-    (
-        "DistributionPartitioner",
-        10,
-        {
-            "distribution_array": DISTRIBUTION,
-            "num_unique_labels_per_partition": 2,
-            "preassigned_num_samples_per_label": 5,
-        },
-    ),
+    ("DistributionPartitioner", 10, DISTRIBUTION),
     ("ExponentialPartitioner", 4, {}),
     ("IidPartitioner", 7, {}),
     ("InnerDirichletPartitioner", 3, {"partition_sizes": [100, 300, 50], "alpha": 0.5}),

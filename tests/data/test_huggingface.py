@@ -26,7 +26,7 @@ from fedpipe.report import table_notes
 from fedpipe.settings import parser
 from tests import small_studies as studies
 from tests.data import hub
-from tests.data.repositories import encode_image, write_repository
+from tests.data.repositories import encode_image, write_image, write_repository
 from tests.errors import rejects
 from tests.small_studies import ROOT
 
@@ -34,6 +34,8 @@ pytestmark = pytest.mark.usefixtures("offline")
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (60, 8, 8), dtype=np.uint8)
 WRITERS = [f"f{number % 4:03}" for number in range(60)]
+TEXTS = {"text": ["a b", "b"] * 30, "label": [0, 1] * 30}
+HUB_DATASET = {"name": "huggingface", "path": hub.NAME, "split": "pooled", "vocabulary": 50}
 
 
 def download_and_plan(**dataset: Any) -> planner.NewPlan:
@@ -98,9 +100,7 @@ def test_huggingface_loads_table_with_test_split() -> None:
 def test_huggingface_loads_folder_of_image_files() -> None:
     """The library reads a folder of images as its format imagefolder."""
     for row, pixels in enumerate(IMAGES[:6]):
-        path = Path(f"repository/train/{'ab'[row % 2]}/{row}.png")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(encode_image(pixels))
+        write_image(f"repository/train/{'ab'[row % 2]}/{row}.png", pixels)
     plan = download_and_plan()
     samples = load_samples(plan)
     assert np.array_equal(samples.x[:, 0].numpy(), IMAGES[[0, 2, 4, 1, 3, 5]])
@@ -108,16 +108,11 @@ def test_huggingface_loads_folder_of_image_files() -> None:
     assert read_class_names_or_numbers(plan.runs[0].dataset, 2) == ("a", "b")
 
 
-def test_huggingface_loads_texts() -> None:
-    write_repository({"text": ["a b", "b"] * 30, "label": [0, 1] * 30})
-    samples = load_samples(download_and_plan(vocabulary=50, length=3))
-    assert samples.x[:2].tolist() == [[1, 5, 4], [1, 4, 0]]
-
-
-def test_huggingface_download_rejects_changed_repository() -> None:
-    write_repository({"text": ["a b", "b"] * 30, "label": [0, 1] * 30})
+def test_huggingface_loads_texts_and_rejects_changed_repository() -> None:
+    write_repository(TEXTS)
     plan = download_and_plan(vocabulary=50, length=3)
-    write_repository({"text": ["a c", "b"] * 30, "label": [0, 1] * 30})
+    assert load_samples(plan).x[:2].tolist() == [[1, 5, 4], [1, 4, 0]]
+    write_repository(TEXTS | {"text": ["a c", "b"] * 30})
     with pytest.raises(ArtifactError, match=r"^dataset\.sha256: [0-9a-f]{64} is declared, but repository has SHA-256"):
         download.download_dataset(plan.runs[0].dataset)
 
@@ -156,16 +151,13 @@ class Reviews(HuggingFace):
 
 @pytest.mark.parametrize("text", [None, "dataset: {name: digits}\n"])
 def test_download_of_other_repository_keeps_study_unchanged(text: str | None) -> None:
-    write_repository({"text": ["a b", "b"] * 30, "label": [0, 1] * 30})
+    write_repository(TEXTS)
     params, name = Path("params.yaml"), f"{__name__}.Reviews"
     if text is not None:
         params.write_text(text)
     message = download.download_and_pin_dataset(name, params)
     assert f"under dataset with name {name}:\n  revision: c0ffee\n" in message
     assert (params.read_text() if params.exists() else None) == text
-
-
-HUB_DATASET = {"name": "huggingface", "path": hub.NAME, "split": "pooled", "vocabulary": 50}
 
 
 def run_download(dataset: dict[str, Any], **variables: str) -> subprocess.CompletedProcess[str]:
@@ -178,23 +170,14 @@ def run_download(dataset: dict[str, Any], **variables: str) -> subprocess.Comple
 
 
 @pytest.mark.slow
-def test_download_writes_commit_of_hub_repository_into_study() -> None:
-    write_repository({"text": ["a b", "b"] * 30, "label": [0, 1] * 30})
+def test_download_writes_commit_into_study_and_reads_cache_of_hub_offline() -> None:
+    """Without revision or SHA-256, or if the cache lacks declared files, the error names what to do."""
+    write_repository(TEXTS)
     with hub.serve_repository(Path("repository")) as address:
         process = run_download(HUB_DATASET, HF_ENDPOINT=address, HF_HUB_OFFLINE="0")
         assert f"params.yaml now contains dataset.revision: {hub.COMMIT}." in process.stdout, process.stderr
-        declared = planner.loader.read_params(Path("params.yaml"))["dataset"]
-        assert declared == HUB_DATASET | {"revision": hub.COMMIT, "sha256": declared["sha256"]}
-
-
-@pytest.mark.slow
-def test_offline_download_reads_declared_files_from_cache_of_hub() -> None:
-    """Without revision or SHA-256, or if the cache lacks declared files, the error names what to do."""
-    write_repository({"text": ["a b", "b"] * 30, "label": [0, 1] * 30})
-    with hub.serve_repository(Path("repository")) as address:
-        process = run_download(HUB_DATASET, HF_ENDPOINT=address, HF_HUB_OFFLINE="0")
-        assert process.returncode == 0, process.stderr
     declared = planner.loader.read_params(Path("params.yaml"))["dataset"]
+    assert declared == HUB_DATASET | {"revision": hub.COMMIT, "sha256": declared["sha256"]}
     (stored,) = Path("results/data").glob("*.pt")
     content = stored.read_bytes()
     shutil.rmtree("results")
@@ -230,7 +213,7 @@ def test_offline_download_reads_declared_files_from_cache_of_hub() -> None:
     ],
 )
 def test_huggingface_error_shows_key_and_valid_values(dataset: dict[str, Any], problem: str) -> None:
-    write_repository({"text": ["a b", "b"] * 30, "label": [0, 1] * 30})
+    write_repository(TEXTS)
     with rejects(problem, ArtifactError):
         download_and_plan(vocabulary=50, **dataset)
 
@@ -260,8 +243,8 @@ def test_plan_without_sha256_shows_download_command(path: str, option: str) -> N
 @pytest.mark.parametrize("has_dry_run", [True, False], ids=["plan", "run"])
 def test_download_command_in_error_stores_dataset_of_overridden_column(has_dry_run: bool) -> None:
     """The study lacks the column, so only the study with the overridden column can be stored."""
-    write_repository({"text": ["a b", "b"] * 30, "kind": [0, 1] * 30})
-    dataset = {"name": "huggingface", "path": "repository", "split": "pooled", "vocabulary": 50}
+    write_repository({"text": TEXTS["text"], "kind": TEXTS["label"]})
+    dataset = HUB_DATASET | {"path": "repository"}
     settings = studies.settings(dataset=dataset) | {"partition": {"scheme": "iid"}, "model": {"name": "fasttext"}}
     studies.write(settings, Path())
 

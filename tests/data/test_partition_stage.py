@@ -23,7 +23,6 @@ from fedpipe.report.figures import style
 from fedpipe.report.figures.partition import write_partition_figure
 from fedpipe.settings import loader, parser
 from tests import small_studies as studies
-from tests.errors import rejects
 
 pytestmark = pytest.mark.usefixtures("in_empty_folder")
 
@@ -55,13 +54,6 @@ def test_partition_file_content_changes_key() -> None:
     assert len(keys) == 2
 
 
-def test_parser_rejects_undeclared_partition_file() -> None:
-    Path("own.csv").write_text("sample,client\n0,0\n1,1\n")
-    params = studies.settings(federation={"clients": 2}) | {"partition": {"scheme": "file", "path": "own.csv"}}
-    with rejects("partition.sha256: missing for own.csv ... Run `fedpipe download`"):
-        parser.parse_params(params)
-
-
 # -- the preview -------------------------------------------------------------------------------------------------------
 
 
@@ -72,10 +64,8 @@ def test_preview_equals_partition_and_writes_no_files() -> None:
     assert [path.name for path in Path().iterdir()] == ["params.yaml"]
     plan = studies.prepare(params)
     assert [key for key, *_ in previews] == list(plan.partitions)
-    for key, settings, assignment, names, held_out, unused_keys in [
-        *previews,
-        *preview_partitions(Path("params.yaml")),
-    ]:
+    previews += preview_partitions(Path("params.yaml"))
+    for key, settings, assignment, names, held_out, unused_keys in previews:
         assert names == tuple("0123456789")
         assert held_out == unused_keys == ()
         assert settings == yaml.safe_load(layout.get_assignment_path(key).with_name("partition.yaml").read_text())
@@ -131,9 +121,8 @@ def test_preview_marks_held_out_clients() -> None:
         "",
         "Training samples of each client and class. An asterisk marks held-out clients, which never train.",
     ]
-    studies.write(
-        studies.settings(federation={"held_out": [3, 7]}, evaluation={"protocols": ["personal-on-local"]}), Path()
-    )
+    params = studies.settings(federation={"held_out": [3, 7]}, evaluation={"protocols": ["personal-on-local"]})
+    studies.write(params, Path())
     output = CliRunner().invoke(app.app, ["partition", "--preview"]).output
     assert [line.split()[0] for line in output.splitlines() if "*" in line] == ["3*", "7*"]
     assert "asterisk" in output
@@ -147,11 +136,8 @@ def test_preview_shows_class_names_that_fit_into_line(monkeypatch: pytest.Monkey
     assert head.endswith("  Ankle boot  samples")
     assert len(head) <= preview.LINE_WIDTH
     monkeypatch.setattr(preview, "LINE_WIDTH", len(head) - 1)
-    assert preview.render_partition_preview("0a", SETTINGS, counts, "01", names).splitlines()[2].split()[1:4] == [
-        "0",
-        "1",
-        "2",
-    ]
+    head = preview.render_partition_preview("0a", SETTINGS, counts, "01", names).splitlines()[2]
+    assert head.split()[1:4] == ["0", "1", "2"]
 
 
 def test_preview_with_many_classes_shows_shades() -> None:

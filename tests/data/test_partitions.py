@@ -164,14 +164,13 @@ def test_partition_has_equal_mean_class_counts_for_all_clients(scheme: Scheme) -
 
 @pytest.mark.parametrize("minimum", [1, 40, 600])
 def test_dirichlet_with_tiny_alpha_reaches_minimum(minimum: int) -> None:
-    labels = np.repeat(np.arange(10), 6000)
-    owner = assign_clients(Dirichlet(alpha=0.01, minimum=minimum), labels, 100)
+    owner = assign_clients(Dirichlet(alpha=0.01, minimum=minimum), MNIST, 100)
     assert np.bincount(owner, minlength=100).min() >= minimum
 
 
 def test_top_up_clients_moves_only_missing_samples() -> None:
-    labels, rng = np.repeat(np.arange(10), 6000), np.random.default_rng(0)
-    drawn = Dirichlet(alpha=0.01).draw_owners(labels, 100, rng)
+    rng = np.random.default_rng(0)
+    drawn = Dirichlet(alpha=0.01).draw_owners(MNIST, 100, rng)
     topped_up = top_up_clients(drawn, 100, 40, rng)
     before, after = np.bincount(drawn, minlength=100), np.bincount(topped_up, minlength=100)
     assert (drawn != topped_up).sum() == np.maximum(40 - before, 0).sum()
@@ -220,8 +219,7 @@ def test_shards_have_equal_sizes_and_few_classes(clients: int, shards: int, seed
 
 
 def test_shards_match_partition_of_mcmahan() -> None:
-    labels = np.repeat(np.arange(10), 6000)
-    counts = count_classes(assign_clients(Shards(), labels, 100), labels, 100)
+    counts = count_classes(assign_clients(Shards(), MNIST, 100), MNIST, 100)
     assert (counts.sum(axis=1) == 600).all()
     assert ((counts > 0).sum(axis=1) <= 2).all()
     assert set(np.unique(counts)) <= {0, 300, 600}
@@ -242,12 +240,7 @@ def assign_like_pfllib_dir(
             members = np.where(labels == label)[0]
             rng.shuffle(members)
             fractions = rng.dirichlet(np.repeat(alpha, num_clients))
-            fractions = np.array(
-                [
-                    fraction * (len(samples) < len(labels) / num_clients)
-                    for fraction, samples in zip(fractions, client_samples, strict=True)
-                ]
-            )
+            fractions = fractions * [len(samples) < len(labels) / num_clients for samples in client_samples]
             fractions = fractions / fractions.sum()
             cuts = (np.cumsum(fractions) * len(members)).astype(int)[:-1]
             client_samples = [
@@ -475,10 +468,8 @@ def test_quantity_skews_sizes_but_not_classes() -> None:
 
 
 def test_quantity_fractions_match_moments_of_distribution() -> None:
-    fractions = (
-        np.array([np.bincount(assign_clients(Quantity(alpha=2, minimum=1), DIGITS, 4, seed)) for seed in range(300)])
-        / 1400
-    )
+    owners = [assign_clients(Quantity(alpha=2, minimum=1), DIGITS, 4, seed) for seed in range(300)]
+    fractions = np.array([np.bincount(owner) for owner in owners]) / 1400
     assert fractions.mean(axis=0) == pytest.approx(0.25, abs=0.03)
     assert fractions.var(axis=0) == pytest.approx(0.25 * 0.75 / (4 * 2 + 1), abs=0.006)
 
@@ -502,6 +493,11 @@ def write_scheme(path: Path, **columns: list[object]) -> File:
     else:
         rows = zip(*columns.values(), strict=True)
         path.write_text("\n".join([",".join(columns), *(",".join(map(str, row)) for row in rows)]) + "\n")
+    return make_file_scheme(path)
+
+
+def make_file_scheme(path: Path) -> File:
+    """Return a scheme that reads this file."""
     return File(path=str(path), sha256=compute_file_sha256(path))
 
 
@@ -580,7 +576,7 @@ def test_file_scheme_rejects_rows_longer_than_header(tmp_path: Path, rows: str) 
     path = tmp_path / "own.csv"
     path.write_text(rows)
     with rejects(f"partition.path: {path} can't be read as CSV (a row has more fields than "):
-        File(path=str(path), sha256=compute_file_sha256(path)).check(2, 2, 10)
+        make_file_scheme(path).check(2, 2, 10)
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
@@ -595,7 +591,7 @@ def test_file_scheme_rejects_duplicate_column(tmp_path: Path, kind: str, name: s
         rows = zip(*(columns[column] for column in names), strict=True)
         path.write_text("\n".join(",".join(map(str, row)) for row in (names, *rows)))
     with rejects(f"partition.path: {path} has the column '{name}' more than once"):
-        File(path=str(path), sha256=compute_file_sha256(path)).check(2, 2, 10)
+        make_file_scheme(path).check(2, 2, 10)
 
 
 def test_file_scheme_rejects_unavailable_samples(tmp_path: Path) -> None:
@@ -611,7 +607,7 @@ def test_file_scheme_rejects_missing_and_unreadable_files(tmp_path: Path) -> Non
         File(path=str(path)).check(1, 1, 1)
     path.write_text("sample,client\n")
     with pytest.raises(SettingsError, match=r"^partition\.path: .* can't be read as Parquet"):
-        File(path=str(path), sha256=compute_file_sha256(path)).check(1, 1, 1)
+        make_file_scheme(path).check(1, 1, 1)
 
 
 # -- termination -------------------------------------------------------------------------------------------------------
@@ -698,6 +694,5 @@ def test_property_tests_cover_all_schemes() -> None:
 
 def test_dirichlet_schemes_have_defaults() -> None:
     assert registry.build_component(component.PARTITION, "dirichlet", {}) == Dirichlet(alpha=0.5, minimum=1, seed=None)
-    assert registry.build_component(component.PARTITION, "dirichlet-balanced", {}) == DirichletBalanced(
-        alpha=0.1, minimum=40
-    )
+    balanced = registry.build_component(component.PARTITION, "dirichlet-balanced", {})
+    assert balanced == DirichletBalanced(alpha=0.1, minimum=40)

@@ -23,6 +23,7 @@ from fedpipe.planning.run_settings import RunSettings
 from fedpipe.report import table_notes
 from fedpipe.settings import loader, parser
 from tests import small_studies as studies
+from tests.data.repositories import write_image
 from tests.errors import rejects
 from tests.small_studies import run_command
 
@@ -142,10 +143,9 @@ def test_unstored_dataset_error_shows_download_command_of_study() -> None:
     shutil.rmtree("results")
     Path("studies").mkdir()
     Path("studies/own.yaml").write_text(yaml.safe_dump(settings))
-    with pytest.raises(SettingsError, match=r"is not stored.*`fedpipe download --params studies/own\.yaml`"):
-        run_command("plan", "--params", "studies/own.yaml")
-    with pytest.raises(SettingsError, match=r"is not stored.*`fedpipe download --params studies/own\.yaml`"):
-        run_command("partition", "--preview", "--params", "studies/own.yaml")
+    for command in (["plan"], ["partition", "--preview"]):
+        with pytest.raises(SettingsError, match=r"is not stored.*`fedpipe download --params studies/own\.yaml`"):
+            run_command(*command, "--params", "studies/own.yaml")
 
 
 @pytest.mark.parametrize(
@@ -181,11 +181,9 @@ def checksums(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     Path("mirror").mkdir()
     for num_classes in (10, 100):
         random, labels = np.random.default_rng(num_classes), np.arange(4 * num_classes) % num_classes
-        x_train, x_test = (
-            random.integers(0, 256, (count * num_classes, 32, 32, 3), dtype=np.uint8) for count in (4, 1)
-        )
-        name = f"mirror/cifar{num_classes}.npz"
-        np.savez(name, x_train=x_train, y_train=labels, x_test=x_test, y_test=labels[:num_classes])
+        x = random.integers(0, 256, (5 * num_classes, 32, 32, 3), dtype=np.uint8)
+        test = {"x_test": x[len(labels) :], "y_test": labels[:num_classes]}
+        np.savez(f"mirror/cifar{num_classes}.npz", x_train=x[: len(labels)], y_train=labels, **test)
     return {path.stem: files.compute_file_sha256(path) for path in Path("mirror").iterdir()}
 
 
@@ -223,12 +221,8 @@ presets:
         run_command("plan", "--params", "studies/a")
     output = run_command("download", "--params", "studies/a")
     assert len(obtained) == len({str(data) for data in obtained}) == 2, output
-    two = loader.read_params(Path("studies/a/two.yaml"))
-    assert (
-        loader.read_params(Path("studies/a/one.yaml"))["dataset"]["sha256"]
-        == two["dataset"]["sha256"]
-        == checksums["cifar10"]
-    )
+    one, two = (loader.read_params(Path(f"studies/a/{name}.yaml")) for name in ("one", "two"))
+    assert one["dataset"]["sha256"] == two["dataset"]["sha256"] == checksums["cifar10"]
     axis = two["study"]["grid"]["data"]
     assert axis["HUNDRED"]["dataset.sha256"] == axis["ALL"]["dataset"]["sha256"] == checksums["cifar100"]
     assert axis["DIGITS"] == {"dataset": {"name": "digits"}}
@@ -278,9 +272,8 @@ def test_download_of_folder_continues_after_failed_study(monkeypatch: pytest.Mon
     Path("studies/a/good.yaml").write_text("dataset: {name: npz, path: own.npz, split: pooled}\n")
     with pytest.raises(ArtifactError, match=r"^studies/a/bad\.yaml: dataset\.path: nowhere\.npz is missing"):
         run_command("download", "--params", "studies/a")
-    assert loader.read_params(Path("studies/a/good.yaml"))["dataset"]["sha256"] == files.compute_file_sha256(
-        Path("own.npz")
-    )
+    sha256 = loader.read_params(Path("studies/a/good.yaml"))["dataset"]["sha256"]
+    assert sha256 == files.compute_file_sha256(Path("own.npz"))
 
 
 # -- changed files -----------------------------------------------------------------------------------------------------
@@ -316,18 +309,14 @@ def test_plan_accepts_touched_and_deleted_files() -> None:
 
 
 def test_plan_rejects_changed_folder() -> None:
-    from PIL import Image
-
     for part in ("train", "test"):
         for row in range(12):
-            place = Path(f"pictures/{part}/{'ab'[row % 2]}/{row}.png")
-            place.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(X[row]).save(place)
+            write_image(f"pictures/{part}/{'ab'[row % 2]}/{row}.png", X[row])
     settings = studies.settings(dataset={"name": "folder", "path": "pictures"}, federation={"clients": 2})
     studies.write(settings, Path())
     run_command("download")
     run_command("plan")
-    Image.fromarray(X[20]).save("pictures/train/a/0.png")
+    write_image("pictures/train/a/0.png", X[20])
     with pytest.raises(SettingsError, match=r"^dataset\.sha256: .* is declared, but pictures "):
         run_command("plan")
 
@@ -408,15 +397,12 @@ def test_key_depends_on_split_and_seed_without_split_column() -> None:
 
 def test_parser_rejects_subset_with_partition_file() -> None:
     settings = make_declared_study()
-    for sections in ({}, {"partition": {"scheme": "file", "path": "plain.csv"}}):
-        Path("plain.csv").write_text("sample,client\n0,0\n1,1\n2,2\n")
-        changed = settings | sections
-        changed["partition"] = changed["partition"] | {
-            "sha256": files.compute_file_sha256(Path(changed["partition"]["path"]))
-        }
-        changed["dataset"] = settings["dataset"] | {"subset": 60, "split": "pooled"}
+    settings["dataset"] |= {"subset": 60, "split": "pooled"}
+    Path("plain.csv").write_text("sample,client\n0,0\n1,1\n2,2\n")
+    for path in ("own.csv", "plain.csv"):
+        settings["partition"] = {"scheme": "file", "path": path, "sha256": files.compute_file_sha256(Path(path))}
         with pytest.raises(SettingsError, match=r"^dataset\.subset: 60 .* partition from a file"):
-            parser.parse_params(changed)
+            parser.parse_params(settings)
 
 
 @pytest.mark.parametrize(

@@ -87,9 +87,7 @@ def test_saved_samples_load_as_equal_tensors(tmp_path: Path) -> None:
     loaded = store.load_samples(path, sha256)
     assert (loaded.x.dtype, loaded.y.dtype, loaded.test.dtype) == (torch.float32, torch.int64, torch.bool)
     assert all(np.array_equal(tensor.numpy(), array) for tensor, array in zip(loaded[:3], FEW[:3], strict=True))
-    assert store.compute_samples_sha256(
-        Samples(*(tensor.numpy() for tensor in loaded[:3]))
-    ) == store.compute_samples_sha256(FEW)
+    assert store.compute_samples_sha256(loaded) == store.compute_samples_sha256(FEW)
 
 
 def test_load_samples_rejects_model_file(tmp_path: Path) -> None:
@@ -118,9 +116,7 @@ def test_saved_inputs_keep_type_except_float64(tmp_path: Path, dtype: str, store
     loaded = store.load_samples(tmp_path / "few.pt")
     assert str(loaded.x.dtype) == f"torch.{stored_dtype}"
     assert np.array_equal(loaded.x.numpy(), FEW.x)
-    assert store.compute_samples_sha256(
-        Samples(*(tensor.numpy() for tensor in loaded[:3]))
-    ) == store.compute_samples_sha256(samples)
+    assert store.compute_samples_sha256(loaded) == store.compute_samples_sha256(samples)
 
 
 def test_stored_dataset_has_recorded_info(in_empty_folder: Path, digits: Samples) -> None:
@@ -138,12 +134,9 @@ def test_stored_dataset_has_recorded_info(in_empty_folder: Path, digits: Samples
 
 def test_stored_dataset_path_ignores_split_settings() -> None:
     description = registry.get_component_key_settings(component.DATASET, Digits())
-    assert store.get_stored_dataset_path(
-        description | {"split": "pooled", "test_fraction": 0.5}
-    ) == store.get_stored_dataset_path(description)
-    assert store.get_stored_dataset_path(description | {"sha256": "1" * 64}) != store.get_stored_dataset_path(
-        description
-    )
+    path = store.get_stored_dataset_path(description)
+    assert store.get_stored_dataset_path(description | {"split": "pooled", "test_fraction": 0.5}) == path
+    assert store.get_stored_dataset_path(description | {"sha256": "1" * 64}) != path
 
 
 def test_dataset_with_wrong_checksum_is_rejected(tmp_path: Path) -> None:

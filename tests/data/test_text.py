@@ -1,6 +1,7 @@
 """Token ids of words in the training samples."""
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from fedpipe.data.sources import text
@@ -9,35 +10,34 @@ TEXTS = ["the film, the cast", "a film!", "the unknown unknown unknown"]
 TEST = np.array([False, False, True])
 
 
+def encode(texts: list[str] = TEXTS, vocabulary: int = 100, length: int = 6) -> npt.NDArray[np.signedinteger]:
+    return text.encode_texts(texts, TEST, text.make_word_analyzer(), vocabulary, length)
+
+
 def test_vocabulary_is_ranked_by_frequency_then_alphabet() -> None:
     """Frequencies in the training texts: the 2, film 2, a 1, cast 1."""
-    x = text.encode_texts(TEXTS, TEST, text.make_word_analyzer(), vocabulary=100, length=6)
-    assert x.tolist() == [[1, 5, 4, 5, 7, 0], [1, 6, 4, 0, 0, 0], [1, 5, 2, 2, 2, 0]]
+    assert encode().tolist() == [[1, 5, 4, 5, 7, 0], [1, 6, 4, 0, 0, 0], [1, 5, 2, 2, 2, 0]]
 
 
 def test_vocabulary_contains_only_words_of_training_texts() -> None:
-    changed = text.encode_texts([*TEXTS[:2], "cast cast cast cast other"], TEST, text.make_word_analyzer(), 100, 6)
-    assert np.array_equal(changed[:2], text.encode_texts(TEXTS, TEST, text.make_word_analyzer(), 100, 6)[:2])
+    changed = encode([*TEXTS[:2], "cast cast cast cast other"])
+    assert np.array_equal(changed[:2], encode()[:2])
     assert changed[2].tolist() == [1, 7, 7, 7, 7, 2]
 
 
 def test_words_outside_vocabulary_are_unknown() -> None:
-    x = text.encode_texts(TEXTS, TEST, text.make_word_analyzer(), vocabulary=6, length=6)
+    x = encode(vocabulary=6)
     assert x.tolist() == [[1, 5, 4, 5, 2, 0], [1, 2, 4, 0, 0, 0], [1, 5, 2, 2, 2, 0]]
     assert x.max() == 6 - 1
 
 
 def test_long_text_is_truncated() -> None:
-    assert text.encode_texts(TEXTS, TEST, text.make_word_analyzer(), 100, 3).tolist() == [
-        [1, 5, 4],
-        [1, 6, 4],
-        [1, 5, 2],
-    ]
+    assert encode(length=3).tolist() == [[1, 5, 4], [1, 6, 4], [1, 5, 2]]
 
 
 @pytest.mark.parametrize(("vocabulary", "dtype"), [(128, "int8"), (10_000, "int16"), (98_635, "int32")])
 def test_token_ids_have_smallest_integer_type(vocabulary: int, dtype: str) -> None:
-    assert text.encode_texts(TEXTS, TEST, text.make_word_analyzer(), vocabulary, 4).dtype == dtype
+    assert encode(vocabulary=vocabulary).dtype == dtype
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from torchvision import models as library
 from fedpipe.core.components import component, registry
 from fedpipe.core.errors import SettingsError
 from fedpipe.models.backbone import Backbone
-from fedpipe.models.base import FunctionalNetwork
+from fedpipe.models.base import FunctionalNetwork, seed_generator
 from fedpipe.models.conversion import FrozenBatchNorm, make_group_norm
 from fedpipe.models.layers import SampleDropout
 from tests.errors import rejects
@@ -19,28 +19,14 @@ from tests.models.published import randomize
 
 CLASSES = 7
 #: The smallest network of each family of torchvision, with the side of small images.
-SMALLEST = {
-    "alexnet": 64,
-    "convnext_tiny": 32,
-    "densenet121": 32,
-    "efficientnet_b0": 32,
-    "googlenet": 32,
-    "inception_v3": 75,
-    "maxvit_t": 224,
-    "mnasnet0_5": 32,
-    "mobilenet_v2": 32,
-    "mobilenet_v3_small": 32,
-    "regnet_y_400mf": 32,
-    "resnet18": 32,
-    "resnext50_32x4d": 32,
-    "shufflenet_v2_x0_5": 32,
-    "squeezenet1_1": 32,
-    "swin_t": 32,
-    "swin_v2_t": 32,
-    "vgg11": 32,
-    "vit_b_32": 32,
-    "wide_resnet50_2": 32,
-}
+SMALLEST = dict.fromkeys(
+    [
+        *("convnext_tiny", "densenet121", "efficientnet_b0", "googlenet", "mnasnet0_5", "mobilenet_v2"),
+        *("mobilenet_v3_small", "regnet_y_400mf", "resnet18", "resnext50_32x4d", "shufflenet_v2_x0_5"),
+        *("squeezenet1_1", "swin_t", "swin_v2_t", "vgg11", "vit_b_32", "wide_resnet50_2"),
+    ],
+    32,
+) | {"alexnet": 64, "inception_v3": 75, "maxvit_t": 224}
 FAST = ("googlenet", "mobilenet_v3_small", "resnet18", "shufflenet_v2_x0_5", "squeezenet1_1")
 FAMILIES = [pytest.param(name, marks=[] if name in FAST else [pytest.mark.slow]) for name in SMALLEST]
 
@@ -70,10 +56,9 @@ def test_body_and_head_match_logits_of_torchvision(architecture: str) -> None:
         arguments = {"aux_logits": False, "init_weights": True, "transform_input": False}
     elif architecture.startswith(("vit", "maxvit")):
         arguments = {"image_size": shape[1]} if architecture.startswith("vit") else {"input_size": shape[1:]}
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
+    with seed_generator(0):
         network = model.build(shape, CLASSES).eval()
-        torch.manual_seed(0)
+    with seed_generator(0):
         reference = library.get_model(architecture, weights=None, num_classes=CLASSES, **arguments).eval()
     if isinstance(reference, library.SqueezeNet):
         reference.classifier[2] = nn.Identity()  # without its last ReLU
@@ -121,8 +106,7 @@ def test_stochastic_depth_drops_samples() -> None:
     assert max(layer.p for layer in layers if isinstance(layer, SampleDropout)) > 0.1
     dropout = SampleDropout(0.5)
     x = torch.ones(64, 2, 3, 3)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
+    with seed_generator(0):
         y = dropout(x)
     assert sorted(set(y.flatten(1).sum(1).tolist())) == [0, 36]
     assert torch.equal(dropout.eval()(x), x)
@@ -175,11 +159,10 @@ def test_body_and_head_match_logits_of_timm(architecture: str, shape: tuple[int,
 
     model = build_model("timm", architecture=architecture)
     model.check(shape, CLASSES)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
+    arguments = {"img_size": shape[1:]} if "vit" in architecture else {}
+    with seed_generator(0):
         network = model.build(shape, CLASSES).eval()
-        torch.manual_seed(0)
-        arguments = {"img_size": shape[1:]} if "vit" in architecture else {}
+    with seed_generator(0):
         reference = timm.create_model(architecture, num_classes=CLASSES, in_chans=shape[0], **arguments).eval()
     x = make_inputs(shape)
     with torch.no_grad():
@@ -246,9 +229,8 @@ def test_backbone_with_unseeded_noise_is_rejected(monkeypatch: pytest.MonkeyPatc
     """DenseNet calls `F.dropout` if its rate is positive."""
     get_model = library.get_model
     monkeypatch.setattr(library, "get_model", lambda *args, **kwargs: get_model(*args, **kwargs, drop_rate=0.1))
-    with pytest.raises(
-        SettingsError, match=r"^model\.architecture: densenet169 can't be used, .*(native_dropout|bernoulli)"
-    ):
+    message = r"^model\.architecture: densenet169 can't be used, .*(native_dropout|bernoulli)"
+    with pytest.raises(SettingsError, match=message):
         build_model(architecture="densenet169").check((3, 32, 32), 10)
 
 

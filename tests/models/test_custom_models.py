@@ -144,78 +144,54 @@ class Louder(nn.Module):
         return 2 * x if self.training else x
 
 
-def wrap(layer, features=5):
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), layer), nn.Linear(features, 10)
+def make_attention(dropout):
+    layer = nn.TransformerEncoderLayer(5, 1, 6, dropout=dropout, batch_first=True)
+    return nn.Sequential(nn.Unflatten(1, (1, 5)), layer, nn.Flatten())
 
 
-def noise(shape, classes):
-    return wrap(Noise())
+def make_usual():
+    drop = nn.Dropout(0.5)
+    images = nn.Unflatten(1, (1, 5)), nn.GroupNorm(1, 1), nn.Flatten()
+    return nn.Sequential(nn.BatchNorm1d(5), drop, nn.LayerNorm(5), nn.Linear(5, 5), drop, *images)
 
 
-def rare_noise(shape, classes):
-    return wrap(RareNoise())
+INSTANCES = nn.Unflatten(1, (1, 5)), nn.InstanceNorm1d(1, track_running_stats=True), nn.Flatten()
+LAYERS = {
+    "noise": Noise,
+    "rare_noise": RareNoise,
+    "array_noise": ArrayNoise,
+    "rrelu": nn.RReLU,
+    "attention": lambda: make_attention(0.1),
+    "still_attention": lambda: make_attention(0.0),
+    "spectral": lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(5, 5)),
+    "converged": lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(5, 5), n_power_iterations=1000),
+    "instances": lambda: nn.Sequential(*INSTANCES),
+    "louder": Louder,
+    "cumulative": lambda: nn.BatchNorm1d(5, momentum=None),
+    "usual": make_usual,
+}
 
 
-def array_noise(shape, classes):
-    return wrap(ArrayNoise())
+def wrap(shape, classes, layer: str):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), LAYERS[layer]()), nn.Linear(5, classes)
 
 
 def unseeded(shape, classes):
-    body, head = wrap(nn.Identity())
+    body, head = make(shape, classes)
     nn.init.constant_(head.weight, random.random())
     return body, head
 
 
 def unseeded_constant(shape, classes):
-    body, head = wrap(nn.Identity())
+    body, head = make(shape, classes)
     body.register_buffer("constant", head.weight.detach() * random.random(), persistent=False)
     return body, head
 
 
 def unseeded_names(shape, classes):
-    body, head = wrap(nn.Identity())
+    body, head = make(shape, classes)
     body.register_buffer(f"constant{random.getrandbits(60)}", head.bias.detach())
     return body, head
-
-
-def rrelu(shape, classes):
-    return wrap(nn.RReLU())
-
-
-def attention(shape, classes):
-    layer = nn.TransformerEncoderLayer(5, 1, 6, dropout=0.1, batch_first=True)
-    return wrap(nn.Sequential(nn.Unflatten(1, (1, 5)), layer, nn.Flatten()))
-
-
-def still_attention(shape, classes):
-    layer = nn.TransformerEncoderLayer(5, 1, 6, dropout=0.0, batch_first=True)
-    return wrap(nn.Sequential(nn.Unflatten(1, (1, 5)), layer, nn.Flatten()))
-
-
-def spectral(shape, classes):
-    return wrap(nn.utils.parametrizations.spectral_norm(nn.Linear(5, 5)))
-
-
-def converged(shape, classes):
-    return wrap(nn.utils.parametrizations.spectral_norm(nn.Linear(5, 5), n_power_iterations=1000))
-
-
-def instances(shape, classes):
-    return wrap(nn.Sequential(nn.Unflatten(1, (1, 5)), nn.InstanceNorm1d(1, track_running_stats=True), nn.Flatten()))
-
-
-def louder(shape, classes):
-    return wrap(Louder())
-
-
-def cumulative(shape, classes):
-    return wrap(nn.BatchNorm1d(5, momentum=None))
-
-
-def usual(shape, classes):
-    drop = nn.Dropout(0.5)
-    images = nn.Unflatten(1, (1, 5)), nn.GroupNorm(1, 1), nn.Flatten()
-    return wrap(nn.Sequential(nn.BatchNorm1d(5), drop, nn.LayerNorm(5), nn.Linear(5, 5), drop, *images))
 
 
 def lazy(shape, classes):
@@ -302,22 +278,21 @@ def test_custom_model_is_checked_with_inputs_of_data_set() -> None:
         parser.parse_params(text | {"model": {"name": "own_models.make"}})
 
 
-def test_custom_function_with_wrong_result_or_exception_is_rejected() -> None:
-    with pytest.raises(SettingsError, match=r"^model\.name: 'own_models\.head_only' returns Linear"):
-        parser.parse_params({"model": {"name": "own_models.head_only"}})
-    message = r"^model\.name: 'own_models\.failing' fails .*\(1, 8, 8\) .*10 classes \(ValueError: too few pixels\)"
-    with pytest.raises(SettingsError, match=message):
-        parser.parse_params({"model": {"name": "own_models.failing"}})
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("head_only", "'own_models.head_only' returns Linear"),
+        ("failing", r"'own_models\.failing' fails .*\(1, 8, 8\) .*10 classes \(ValueError: too few pixels\)"),
+        ("other_classes", r".*'own_models\.other_classes' .*\(2, 3\) .*\(2, 10\)"),
+        ("other_features", r".*'own_models\.other_features' .* on numbers of shape \(1, 8, 8\) \(.* 7x10\)\)"),
+    ],
+)
+def test_custom_function_with_wrong_result_or_exception_is_rejected(name: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=rf"^model\.name: {message}"):
+        parser.parse_params({"model": {"name": f"own_models.{name}"}})
 
 
-def test_custom_model_with_wrong_shapes_is_rejected() -> None:
-    with pytest.raises(SettingsError, match=r"^model\.name: .*'own_models\.other_classes' .*\(2, 3\) .*\(2, 10\)"):
-        parser.parse_params({"model": {"name": "own_models.other_classes"}})
-    message = (
-        r"^model\.name: .*'own_models\.other_features' can't be trained on numbers of shape \(1, 8, 8\) \(.* 7x10\)\)"
-    )
-    with pytest.raises(SettingsError, match=message):
-        parser.parse_params({"model": {"name": "own_models.other_features"}})
+def test_embedding_is_checked_with_token_ids_if_kind_of_inputs_is_unknown() -> None:
     build_model("embed_tokens").check((6,), 4)
 
 
@@ -340,30 +315,40 @@ def test_error_of_flat_inputs_is_that_of_their_kind(name: str, has_tokens: bool 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("unseeded", r"'own_models\.unseeded' draws 'head\.weight' with random numbers that do not depend on"),
-        ("unseeded_constant", r"'own_models\.unseeded_constant' draws 'body\.constant' with random numbers"),
-        ("unseeded_names", r"'own_models\.unseeded_names' draws 'body\.constant\d+' with random numbers"),
-        ("noise", r"the layer 'body\.3' \(Noise\) of 'own_models\.noise' draws random numbers .*nn\.Dropout"),
-        ("rare_noise", r"the layer 'body\.3' \(RareNoise\) of 'own_models\.rare_noise' draws random numbers"),
-        ("array_noise", r"the layer 'body\.3' \(ArrayNoise\) of 'own_models\.array_noise' draws random numbers"),
-        ("rrelu", r"the layer 'body\.3' \(RReLU\) of .* draws random numbers"),
-        ("attention", r"the layer 'body\.3\.1\.self_attn' \(MultiheadAttention\) of .* draws random numbers"),
-        ("spectral", r"'own_models\.spectral' changes its buffer 'body\.3\.parametrizations\.weight\.0\._[uv]'"),
-        ("converged", r"'own_models\.converged' changes its buffer 'body\.3\.parametrizations\.weight\.0\._[uv]'"),
-        ("instances", r"'own_models\.instances' changes its buffer 'body\.3\.1\.running_mean'"),
-        ("louder", r"'own_models\.louder' .*train mode .*eval mode"),
-        ("cumulative", r"the network of 'own_models\.cumulative' can't be trained .* momentum=None"),
+        ("unseeded", r"draws 'head\.weight' with random numbers that do not depend on"),
+        ("unseeded_constant", r"draws 'body\.constant' with random numbers"),
+        ("unseeded_names", r"draws 'body\.constant\d+' with random numbers"),
     ],
 )
-def test_impure_layers_of_custom_model_are_rejected(name: str, message: str) -> None:
-    """Runs with the same key would have different results, and evaluation would use dropout."""
-    with pytest.raises(SettingsError, match=rf"^model\.name: {message}"):
+def test_unseeded_tensors_of_custom_model_are_rejected(name: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=rf"^model\.name: 'own_models\.{name}' {message}"):
         parser.parse_params({"model": {"name": f"own_models.{name}"}})
 
 
-@pytest.mark.parametrize("name", ["usual", "still_attention"])
-def test_common_layers_of_custom_model_are_accepted(name: str) -> None:
-    parser.parse_params({"model": {"name": f"own_models.{name}"}})
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        ("noise", r"the layer 'body\.3' \(Noise\) of MODEL draws random numbers .*nn\.Dropout"),
+        ("rare_noise", r"the layer 'body\.3' \(RareNoise\) of MODEL draws random numbers"),
+        ("array_noise", r"the layer 'body\.3' \(ArrayNoise\) of MODEL draws random numbers"),
+        ("rrelu", r"the layer 'body\.3' \(RReLU\) of MODEL draws random numbers"),
+        ("attention", r"the layer 'body\.3\.1\.self_attn' \(MultiheadAttention\) of MODEL draws random numbers"),
+        ("spectral", r"MODEL changes its buffer 'body\.3\.parametrizations\.weight\.0\._[uv]'"),
+        ("converged", r"MODEL changes its buffer 'body\.3\.parametrizations\.weight\.0\._[uv]'"),
+        ("instances", r"MODEL changes its buffer 'body\.3\.1\.running_mean'"),
+        ("louder", r"MODEL .*train mode .*eval mode"),
+        ("cumulative", r"the network of MODEL can't be trained .* momentum=None"),
+    ],
+)
+def test_impure_layers_of_custom_model_are_rejected(layer: str, message: str) -> None:
+    """Runs with the same key would have different results, and evaluation would use dropout."""
+    with pytest.raises(SettingsError, match=r"^model\.name: " + message.replace("MODEL", r"'own_models\.wrap'")):
+        parser.parse_params({"model": {"name": "own_models.wrap", "layer": layer}})
+
+
+@pytest.mark.parametrize("layer", ["usual", "still_attention"])
+def test_common_layers_of_custom_model_are_accepted(layer: str) -> None:
+    parser.parse_params({"model": {"name": "own_models.wrap", "layer": layer}})
 
 
 def test_lazy_layers_have_sizes_in_initial_model() -> None:
@@ -386,7 +371,7 @@ def test_lazy_layers_have_sizes_in_initial_model() -> None:
 
 
 def test_shared_dropout_layer_is_replaced_at_each_use() -> None:
-    net = FunctionalNetwork(lambda: build_model("usual").build((1, 8, 8), 10))
+    net = FunctionalNetwork(lambda: build_model("wrap", layer="usual").build((1, 8, 8), 10))
     assert net.has_dropout
     assert not [layer for layer in net._module.modules() if type(layer) is torch.nn.Dropout]
     model, x = net.make_initial_model(1), torch.ones(50, 1, 8, 8)

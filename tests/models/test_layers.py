@@ -34,14 +34,26 @@ def get_statistics(records: list[BufferRecord]) -> dict[str, Tensor]:
     return {record.name: record.new for record in records}
 
 
+def assert_equal_statistics(records: list[BufferRecord], theirs: nn.BatchNorm2d) -> None:
+    """Compare the running statistics after all calls with those of PyTorch's layer."""
+    statistics = get_statistics(records)
+    torch.testing.assert_close(statistics["0.running_mean"], theirs.running_mean, rtol=1e-12, atol=0)
+    torch.testing.assert_close(statistics["0.running_var"], theirs.running_var, rtol=1e-12, atol=0)
+
+
+def replace_layers(*layers):
+    """Replace layers of a network, and return the network and its mode."""
+    mode = Mode()
+    return replace_stateful_layers(nn.Sequential(*layers), mode, True), mode
+
+
 def test_batch_norm_training_and_running_statistics_match_pytorch():
     theirs, ours, mode = make_batch_norms()
     x = torch.randn(5, 3, 2, 2, dtype=torch.float64)
     with mode.activate(True) as records:
         y = ours(x)
     torch.testing.assert_close(y, theirs(x), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(get_statistics(records)["0.running_mean"], theirs.running_mean, rtol=1e-12, atol=0)
-    torch.testing.assert_close(get_statistics(records)["0.running_var"], theirs.running_var, rtol=1e-12, atol=0)
+    assert_equal_statistics(records, theirs)
 
 
 def test_batch_norm_gradient_includes_batch_statistics():
@@ -67,7 +79,7 @@ def test_batch_norm_keeps_channels_last_layout_and_results(channels):
     expected = theirs(x)
     torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(gradient, *torch.autograd.grad(expected.square().mul(x.detach()).sum(), x))
-    torch.testing.assert_close(get_statistics(records)["0.running_var"], theirs.running_var, rtol=1e-12, atol=0)
+    assert_equal_statistics(records, theirs)
     assert y.is_contiguous(memory_format=torch.channels_last)
 
 
@@ -78,8 +90,7 @@ def test_batch_norm_called_twice_updates_statistics_twice(mask):
     with mode.activate(True, mask) as records:
         ours(first), ours(second)
     theirs(first), theirs(second)
-    torch.testing.assert_close(get_statistics(records)["0.running_mean"], theirs.running_mean, rtol=1e-12, atol=0)
-    torch.testing.assert_close(get_statistics(records)["0.running_var"], theirs.running_var, rtol=1e-12, atol=0)
+    assert_equal_statistics(records, theirs)
 
 
 @pytest.mark.parametrize("samples", [1, 3])
@@ -97,21 +108,18 @@ def test_batch_norm_ignores_padding(samples):
 
 
 def test_batch_norm_of_single_value_returns_bias_and_keeps_statistics():
-    layer, mode = nn.BatchNorm1d(2).double(), Mode()
+    layer = nn.BatchNorm1d(2).double()
     with torch.no_grad():
         layer.bias.copy_(torch.tensor([3.0, -1.0]))
-    ours = replace_stateful_layers(nn.Sequential(layer), mode, track=True)
+    ours, mode = replace_layers(layer)
     x = torch.tensor([[5.0, 7.0]], dtype=torch.float64, requires_grad=True)
-    with mode.activate(True) as records:
-        y = ours(x)
-    assert y.tolist() == [[3, -1]]
-    assert get_statistics(records)["0.running_mean"].tolist() == [0, 0]
-    assert get_statistics(records)["0.running_var"].tolist() == [1, 1]
-    assert torch.autograd.grad(y.sum(), x)[0].isfinite().all()
-    with mode.activate(True, torch.ones(1, dtype=torch.float64)) as records:
-        ours(x)
-    assert get_statistics(records)["0.running_mean"].tolist() == [0, 0]
-    assert get_statistics(records)["0.running_var"].tolist() == [1, 1]
+    for mask in (None, torch.ones(1, dtype=torch.float64)):
+        with mode.activate(True, mask) as records:
+            y = ours(x)
+        assert y.tolist() == [[3, -1]]
+        assert get_statistics(records)["0.running_mean"].tolist() == [0, 0]
+        assert get_statistics(records)["0.running_var"].tolist() == [1, 1]
+        assert torch.autograd.grad(y.sum(), x)[0].isfinite().all()
 
 
 def test_batch_norm_without_tracking_uses_batch_statistics_in_evaluation():
@@ -183,8 +191,7 @@ def test_uniform_numbers_are_uniform_and_do_not_repeat():
 
 @pytest.mark.parametrize(("layer", "is_channelwise"), [(nn.Dropout(0.25), False), (nn.Dropout2d(0.25), True)])
 def test_dropout_depends_only_on_noise_key(layer, is_channelwise):
-    mode = Mode()
-    ours, x = replace_stateful_layers(nn.Sequential(layer), mode, True), torch.ones(2000, 1, 2, 3)
+    (ours, mode), x = replace_layers(layer), torch.ones(2000, 1, 2, 3)
     assert torch.equal(ours(x), x)
 
     def apply_dropout(key):
@@ -200,18 +207,9 @@ def test_dropout_depends_only_on_noise_key(layer, is_channelwise):
     assert bool(has_one_value.all()) == is_channelwise
 
 
-def test_dropout_layers_of_network_draw_different_numbers():
-    mode = Mode()
-    ours = replace_stateful_layers(nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.5)), mode, True)
-    with mode.activate(True, noise_key=torch.tensor(1)):
-        first, second = ours[0](torch.ones(100)), ours[1](torch.ones(100))
-    assert not torch.equal(first, second)
-
-
 def test_noise_differs_between_layers_and_consecutive_batches():
     """The keys of an epoch's batches and of a network's layers are consecutive. Transforms use the key."""
-    mode = Mode()
-    ours = replace_stateful_layers(nn.Sequential(*(nn.Dropout(0.5) for _ in range(4))), mode, True)
+    ours, mode = replace_layers(*(nn.Dropout(0.5) for _ in range(4)))
     noises = []
     for key in map(torch.tensor, range(7, 12)):
         noises.append(generate_uniform(key, (100,)) >= 0.5)
@@ -221,8 +219,7 @@ def test_noise_differs_between_layers_and_consecutive_batches():
 
 
 def test_dropout_called_twice_draws_different_numbers():
-    mode = Mode()
-    ours, x = replace_stateful_layers(nn.Sequential(nn.Dropout(0.5)), mode, True), torch.ones(100)
+    (ours, mode), x = replace_layers(nn.Dropout(0.5)), torch.ones(100)
     with mode.activate(True, noise_key=torch.tensor(1)):
         first, second = ours(x), ours(x)
         mode.calls.clear()  # like another call of the network
@@ -233,16 +230,12 @@ def test_dropout_called_twice_draws_different_numbers():
 
 def test_batch_norm_with_cumulative_mean_is_rejected():
     with pytest.raises(NotImplementedError, match="momentum=None"):
-        replace_stateful_layers(nn.Sequential(nn.BatchNorm1d(3, momentum=None)), Mode(), True)
+        replace_layers(nn.BatchNorm1d(3, momentum=None))
 
 
 def test_dropout_under_vmap_equals_dropout_of_each_sample():
-    mode = Mode()
-    ours, x, keys = (
-        replace_stateful_layers(nn.Sequential(nn.Dropout(0.5)), mode, True),
-        torch.randn(3, 4, 5),
-        torch.arange(3),
-    )
+    ours, mode = replace_layers(nn.Dropout(0.5))
+    x, keys = torch.randn(3, 4, 5), torch.arange(3)
 
     def apply_one(x, key):
         with mode.activate(True, noise_key=key):
@@ -252,8 +245,7 @@ def test_dropout_under_vmap_equals_dropout_of_each_sample():
 
 
 def test_dropout_without_noise_key_raises():
-    mode = Mode()
-    ours = replace_stateful_layers(nn.Sequential(nn.Dropout(0.5)), mode, True)
+    ours, mode = replace_layers(nn.Dropout(0.5))
     with mode.activate(True), pytest.raises(RuntimeError, match="key"):
         ours(torch.ones(3))
 
@@ -262,7 +254,7 @@ def test_dropout_without_noise_key_raises():
 def test_adaptive_pooling_has_deterministic_gradient_on_gpu(size):
     """The CPU simulates a GPU, which rejects some kernels. Windows overlap if sizes are not divisible."""
     x, theirs = torch.randn(2, 3, 7, 9, dtype=torch.float64, requires_grad=True), nn.AdaptiveAvgPool2d(size)
-    ours, weights = replace_stateful_layers(nn.Sequential(theirs), Mode(), True), torch.randn(9, dtype=torch.float64)
+    (ours, _), weights = replace_layers(theirs), torch.randn(9, dtype=torch.float64)
 
     def loss(y):
         return (y.square() * weights.to(y.device)[: y.shape[-1]]).sum()
@@ -280,6 +272,5 @@ def test_adaptive_pooling_has_deterministic_gradient_on_gpu(size):
 
 
 def test_pooling_to_one_value_is_not_replaced():
-    assert (
-        type(replace_stateful_layers(nn.Sequential(nn.AdaptiveAvgPool2d(1)), Mode(), True)[0]) is nn.AdaptiveAvgPool2d
-    )
+    ours, _ = replace_layers(nn.AdaptiveAvgPool2d(1))
+    assert type(ours[0]) is nn.AdaptiveAvgPool2d

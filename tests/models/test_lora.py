@@ -30,9 +30,9 @@ def build_model(**parameters: Any) -> Backbone:
     return cast(Backbone, registry.parse_component(component.MODEL, SECTION | {"sha256": sha256} | parameters))
 
 
-def make_network(dtype: torch.dtype = torch.float64, **parameters: Any) -> FunctionalNetwork:
-    lora = {"layers": ["qkv"], "rank": RANK, "alpha": 6}
-    return FunctionalNetwork(lambda: build_model(lora=lora, **parameters).build_initial_network(SHAPE, CLASSES), dtype)
+def make_network(**parameters: Any) -> FunctionalNetwork:
+    model = build_model(**{"lora": {"layers": ["qkv"], "rank": RANK, "alpha": 6}} | parameters)
+    return FunctionalNetwork(lambda: model.build_initial_network(SHAPE, CLASSES), torch.float64)
 
 
 def test_lora_trains_matrices_and_head() -> None:
@@ -45,10 +45,7 @@ def test_lora_trains_matrices_and_head() -> None:
 
 
 def test_initial_lora_network_equals_pretrained_network() -> None:
-    net, plain = (
-        make_network(),
-        FunctionalNetwork(lambda: build_model().build_initial_network(SHAPE, CLASSES), torch.float64),
-    )
+    net, plain = make_network(), make_network(lora=None)
     x = torch.rand(2, *SHAPE, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     model = net.make_initial_model(1)
     torch.testing.assert_close(net.features(model, x), plain.features(plain.make_initial_model(1), x))
@@ -58,10 +55,7 @@ def test_initial_lora_network_equals_pretrained_network() -> None:
 
 
 def test_lora_adds_product_of_matrices_to_weights() -> None:
-    net, plain = (
-        make_network(),
-        FunctionalNetwork(lambda: build_model().build_initial_network(SHAPE, CLASSES), torch.float64),
-    )
+    net, plain = make_network(), make_network(lora=None)
     random = torch.Generator().manual_seed(0)
     x = torch.rand(2, *SHAPE, dtype=torch.float64, generator=random)
     model = Tensors(
@@ -82,12 +76,11 @@ def test_lora_uses_pretrained_batch_norm_statistics() -> None:
     tensors = published.randomize(build_model(**section).build(SHAPE, CLASSES))
     torch.save(tensors, "mobilenet.pt")
     section |= {"weights": "mobilenet.pt", "sha256": compute_file_sha256(Path("mobilenet.pt"))}
-    model, plain = build_model(**section, lora={"layers": ["classifier.0"]}), build_model(**section)
-    model.check(SHAPE, CLASSES)
-    net = FunctionalNetwork(lambda: model.build_initial_network(SHAPE, CLASSES), torch.float64)
+    lora = {"layers": ["classifier.0"]}
+    build_model(**section, lora=lora).check(SHAPE, CLASSES)
+    net, reference = make_network(**section, lora=lora), make_network(**section, lora=None)
     assert net.names == ("body.classifier.0.lora_a", "body.classifier.0.lora_b", "head.weight", "head.bias")
     assert not net.buffer_names
-    reference = FunctionalNetwork(lambda: plain.build_initial_network(SHAPE, CLASSES), torch.float64)
     x = torch.rand(2, *SHAPE, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(net(net.make_initial_model(0), x), reference(reference.make_initial_model(0), x))
 

@@ -36,6 +36,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "vgg16": {"weights": None},  # frozen, which is fast. test_vgg16.py trains it
 }
 NAMES = registry.list_components(component.MODEL)
+BIASED = ("bilstm", "cnn", "feddw_cnn", "feddw_resnet18", "mobilenet", "shufflenet")  #: with FedDW's classifier
 NORMALISED = ("feddw_resnet18", "mobilenet", "resnet18", "shufflenet", "torchvision")
 CHAINS = ("cnn", "cnn4", "cnn5", "feddw_cnn", "lenet", "mlp")  #: each layer's input is the output of the previous one
 COPIES = 2
@@ -147,7 +148,7 @@ def test_lstm_reads_last_token_before_padding() -> None:
     assert not torch.allclose(network(short), network(torch.tensor([[1, 5, 9, 4, 0, 0]])), rtol=1e-3)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if "bias" in {f.name for f in fields(build_model(name))}])
+@pytest.mark.parametrize("name", BIASED)
 def test_bias_setting_removes_bias_of_output_layer(name: str) -> None:
     with torch.device("meta"):
         networks = [build_model(name, bias=bias).build(get_shape(name), CLASSES) for bias in (True, False)]
@@ -157,8 +158,8 @@ def test_bias_setting_removes_bias_of_output_layer(name: str) -> None:
 
 
 def test_models_with_feddw_classifier_have_bias_setting() -> None:
-    names = {name for name in NAMES if "bias" in {field.name for field in fields(build_model(name))}}
-    assert names == {"bilstm", "cnn", "feddw_cnn", "feddw_resnet18", "mobilenet", "shufflenet"}
+    names = [name for name in NAMES if "bias" in {field.name for field in fields(build_model(name))}]
+    assert names == sorted(BIASED)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -265,12 +266,8 @@ def test_network_output_equals_head_applied_to_features(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_network_call_is_pure_function_of_its_arguments(name: str) -> None:
-    network, one, other, x = (
-        make_network(name),
-        make_initial_model(name, 1),
-        make_initial_model(name, 2),
-        make_inputs(name),
-    )
+    network, x = make_network(name), make_inputs(name)
+    one, other = (make_initial_model(name, entropy) for entropy in (1, 2))
     copy, first = one.map(torch.clone), network(one, x)
     assert not torch.equal(network(other, x), first)
     assert torch.equal(network(one, x), first)
@@ -398,15 +395,9 @@ def test_fasttext_padding_embedding_stays_zero_but_counts_in_mean() -> None:
 
 
 def test_feddw_cnn_has_dropout_layer_only_for_positive_rate() -> None:
-    probabilities = [
-        [
-            layer.p
-            for layer in build_model("feddw_cnn", dropout=p).build(SHAPE, 2).modules()
-            if isinstance(layer, nn.Dropout)
-        ]
-        for p in (0.0, 0.5)
-    ]
-    assert probabilities == [[], [0.5]]
+    for rate, expected in ((0.0, []), (0.5, [0.5])):
+        network = build_model("feddw_cnn", dropout=rate).build(SHAPE, 2)
+        assert [layer.p for layer in network.modules() if isinstance(layer, nn.Dropout)] == expected
 
 
 def test_class_relations_are_softmax_of_gram_matrix() -> None:

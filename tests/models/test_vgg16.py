@@ -1,6 +1,5 @@
 """Weights of VGG16 come from a file that is checked. Frozen weights do not change."""
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,14 @@ from torchvision.models.vgg import cfgs, make_layers
 
 from fedpipe.core.components import component, registry
 from fedpipe.core.errors import SettingsError
+from fedpipe.core.storage.files import compute_file_sha256
 from fedpipe.models import vgg16
-from fedpipe.models.base import FunctionalNetwork
+from fedpipe.models.base import FunctionalNetwork, Network
 from fedpipe.models.vgg16 import IMAGENET_SHA256, VGG16
 from tests.models import published
 
 SHAPE = (3, 32, 32)
 OTHER = "0" * 64
-
-
-def sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +39,7 @@ def file(weights: dict[str, Tensor], tmp_path_factory: pytest.TempPathFactory) -
 
 
 def build_model(file: Path, **parameters: Any) -> VGG16:
-    settings = {"weights": str(file), "sha256": sha256(file) if file.is_file() else OTHER} | parameters
+    settings = {"weights": str(file), "sha256": compute_file_sha256(file) if file.is_file() else OTHER} | parameters
     model = registry.build_component(component.MODEL, "vgg16", settings)
     assert isinstance(model, VGG16)
     model.check(SHAPE, 10)
@@ -51,14 +47,16 @@ def build_model(file: Path, **parameters: Any) -> VGG16:
     return model
 
 
+def count_trained_parameters(network: Network) -> int:
+    return sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
+
+
 @pytest.mark.parametrize(("classes", "count"), [(10, 33_482), (100, 39_332)])
 def test_frozen_vgg16_has_trained_parameter_count_of_feddual(file: Path, classes: int, count: int) -> None:
     network = build_model(file).build_initial_network(SHAPE, classes)
-    assert sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad) == count
-    assert (
-        sum(parameter.numel() for parameter in network.body[0].parameters() if not parameter.requires_grad)
-        == 14_714_688
-    )
+    assert count_trained_parameters(network) == count
+    frozen = [parameter.numel() for parameter in network.body[0].parameters() if not parameter.requires_grad]
+    assert sum(frozen) == 14_714_688
 
 
 def test_frozen_weights_match_file_and_are_not_in_initial_model(file: Path, weights: dict[str, Tensor]) -> None:
@@ -106,7 +104,7 @@ def test_weights_file_in_old_pytorch_format_is_read(weights: dict[str, Tensor], 
 
 
 def test_weights_without_sha256_are_rejected_when_network_is_built(file: Path) -> None:
-    with pytest.raises(SettingsError, match=rf"^model\.sha256: missing for {file}\. .*{sha256(file)}"):
+    with pytest.raises(SettingsError, match=rf"^model\.sha256: missing for {file}\. .*{compute_file_sha256(file)}"):
         VGG16(weights=str(file)).build_initial_network(SHAPE, 10)
 
 
@@ -158,18 +156,10 @@ def test_file_with_all_tensors_initializes_complete_network(file: Path, tmp_path
     torch.save(network.state_dict(), tmp_path / "all.pth")
     full_model = build_model(tmp_path / "all.pth")
     assert full_model.has_full_weights
-    assert all(
-        torch.equal(value, network.state_dict()[name])
-        for name, value in full_model.build_initial_network(SHAPE, 10).state_dict().items()
-    )
-    assert (
-        sum(
-            parameter.numel()
-            for parameter in full_model.build_initial_network(SHAPE, 10).parameters()
-            if parameter.requires_grad
-        )
-        == 33_482
-    )
+    full_network = full_model.build_initial_network(SHAPE, 10)
+    tensors = network.state_dict()
+    assert all(torch.equal(value, tensors[name]) for name, value in full_network.state_dict().items())
+    assert count_trained_parameters(full_network) == 33_482
 
 
 def test_run_keys_differ_between_imagenet_random_and_file_weights(file: Path) -> None:
@@ -181,7 +171,7 @@ def test_run_keys_differ_between_imagenet_random_and_file_weights(file: Path) ->
     assert key_parameters == [
         {"weights": "imagenet", "sha256": IMAGENET_SHA256, "frozen": True},
         {"weights": None, "sha256": None, "frozen": False},
-        {"sha256": sha256(file), "frozen": True},
+        {"sha256": compute_file_sha256(file), "frozen": True},
     ]
     assert build_model(file).path_parameters == {"weights": str(file)}
     assert not VGG16().path_parameters
@@ -200,7 +190,7 @@ def server(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         monkeypatch.setattr(vgg16, "WEIGHTS_URL", f"{address}/{file.name}")
         monkeypatch.setenv("TORCH_HOME", str(tmp_path))
         monkeypatch.setattr(torch.hub, "_hub_dir", None)
-        yield VGG16(sha256=sha256(file))
+        yield VGG16(sha256=compute_file_sha256(file))
 
 
 def test_imagenet_weights_url_contains_start_of_sha256() -> None:

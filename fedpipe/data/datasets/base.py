@@ -41,14 +41,6 @@ class DatasetInfo(NamedTuple):
     vocabulary: int | None = None  #: number of token ids, if the inputs are text
 
 
-def infer_info(samples: Samples) -> DatasetInfo:
-    """Facts of samples that no class declares. Signed integers with one axis are token ids."""
-    has_tokens = samples.x.ndim == 2 and np.issubdtype(samples.x.dtype, np.signedinteger)
-    vocabulary = int(samples.x.max()) + 1 if has_tokens else None
-    tests = int(samples.test.sum())
-    return DatasetInfo(samples.x.shape[1:], int(samples.y.max()) + 1, len(samples.y), tests, vocabulary)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Dataset(Component):
     """A named collection of labeled samples with its official training and test split."""
@@ -119,6 +111,14 @@ class PinnedDataset(Dataset):
     def content_digest(self) -> str:
         return self.sha256 or ""
 
+    @override
+    def infer_info(self, samples: Samples) -> DatasetInfo:
+        """Facts of samples that no class declares. Signed integers with one axis are token ids."""
+        has_tokens = samples.x.ndim == 2 and np.issubdtype(samples.x.dtype, np.signedinteger)
+        vocabulary = int(samples.x.max()) + 1 if has_tokens else None
+        tests = int(samples.test.sum())
+        return DatasetInfo(samples.x.shape[1:], int(samples.y.max()) + 1, len(samples.y), tests, vocabulary)
+
     def compute_unpinned_sha256(self, fetch: Fetcher) -> str | None:
         """SHA-256 that is still missing in params.yaml. None if none is missing.
 
@@ -152,11 +152,15 @@ class PublishedDataset(PinnedDataset):
     @property
     @override
     def info(self) -> DatasetInfo | None:
-        return None if self.sha256 else self._make_dataset_info(self.size, self.tests)
+        return None if self.sha256 else self._published_info
+
+    @property
+    def _published_info(self) -> DatasetInfo:
+        return DatasetInfo(self.shape, self.classes, self.size, self.tests)
 
     @override
     def infer_info(self, samples: Samples) -> DatasetInfo:
-        return self._make_dataset_info(len(samples.y), int(samples.test.sum()))
+        return self._published_info._replace(size=len(samples.y), tests=int(samples.test.sum()))
 
     @override
     def compute_unpinned_sha256(self, fetch: Fetcher) -> str | None:
@@ -176,9 +180,6 @@ class PublishedDataset(PinnedDataset):
         if self.sha256:
             return self._read_substitute(fetch.fetch_mirror_file(self.substitute_name, self.sha256))
         return self._read(fetch.fetch(self.files))
-
-    def _make_dataset_info(self, num_samples: int, num_tests: int) -> DatasetInfo:
-        return DatasetInfo(self.shape, self.classes, num_samples, num_tests)
 
     def _read(self, files: Sequence[Path]) -> Samples:
         """Read the samples from the published files."""
@@ -208,16 +209,17 @@ class PublishedTexts(PublishedDataset):
     vocabulary: Vocabulary
     length: Length
 
+    @property
     @override
-    def _make_dataset_info(self, num_samples: int, num_tests: int) -> DatasetInfo:
-        return DatasetInfo((self.length,), self.classes, num_samples, num_tests, self.vocabulary)
+    def _published_info(self) -> DatasetInfo:
+        return DatasetInfo((self.length,), self.classes, self.size, self.tests, self.vocabulary)
 
     @override
     def _read_substitute(self, path: Path) -> Samples:
-        table = formats.convert_table_to_samples(formats.load_table(path), str(path))
-        if table.texts is None:
+        samples = formats.convert_table_to_samples(formats.load_table(path), str(path))
+        if samples.x.dtype != object:
             raise ArtifactError(f"{path} contains images. Use a table with a column text.")
-        return self._encode_texts(table.texts, table.labels, table.test)
+        return self._encode_texts(samples.x.tolist(), samples.y, samples.test)
 
     def _encode_texts(
         self, texts: Sequence[str], labels: npt.NDArray[np.int64], test: npt.NDArray[np.bool_]
@@ -250,10 +252,6 @@ class UserDataset(PinnedDataset):
             )
         return self._read(Path(self.path))
 
-    @override
-    def infer_info(self, samples: Samples) -> DatasetInfo:
-        return infer_info(samples)
-
     def _compute_sha256(self) -> str:
         path = Path(self.path)
         if not path.is_file():
@@ -277,7 +275,7 @@ class TableDataset(PinnedDataset):
 
     @override
     def infer_info(self, samples: Samples) -> DatasetInfo:
-        info = infer_info(samples)
+        info = super().infer_info(samples)
         return info if info.vocabulary is None else info._replace(vocabulary=self.vocabulary)
 
     @property
@@ -287,10 +285,9 @@ class TableDataset(PinnedDataset):
 
     def make_samples(self, table: pa.Table, source: str) -> Samples:
         """Convert texts to token ids. Images and numbers stay as they are. ``source`` names the table in errors."""
-        columns = formats.convert_table_to_samples(table, source, self.input_columns, self.label, self.image_size)
-        x = columns.arrays
-        if columns.texts is not None:
-            analyze = text.make_word_analyzer() if self.tokens == "words" else list
-            x = text.encode_texts(columns.texts, columns.test, analyze, self.vocabulary, self.length)
-        assert x is not None
-        return Samples(x, columns.labels, columns.test, columns.columns, columns.class_names, columns.omitted_columns)
+        samples = formats.convert_table_to_samples(table, source, self.input_columns, self.label, self.image_size)
+        if samples.x.dtype != object:
+            return samples
+        analyze = text.make_word_analyzer() if self.tokens == "words" else list
+        x = text.encode_texts(samples.x.tolist(), samples.test, analyze, self.vocabulary, self.length)
+        return samples._replace(x=x)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -93,7 +94,7 @@ class Fetcher:
         if (path := self._get_local_mirror_path(name)) is not None:
             if not path.is_file():
                 raise ArtifactError(f"{path} is missing. Put the file with SHA-256 {sha256} there.")
-            _verify_checksum(path, f"sha256:{sha256}", str(path))
+            _verify_checksum(path, f"sha256:{sha256}")
             return path
         return self._download_from_mirror(name, f"sha256:{sha256}", cached_file)
 
@@ -134,19 +135,16 @@ class Fetcher:
     def _fetch_file(self, file: PublishedFile) -> Path:
         mirror_file = self._get_local_mirror_path(file.name)
         if mirror_file is not None and mirror_file.is_file():
-            _verify_checksum(mirror_file, file.checksum, str(mirror_file))
+            _verify_checksum(mirror_file, file.checksum)
             return mirror_file
         from requests import RequestException
 
         mirror_urls = [self._get_mirror_url(file.name)] if self.mirror is not None and mirror_file is None else []
-        urls = [*mirror_urls, *file.urls]
-        for url in urls:
-            try:
+        *other_urls, last_url = [*mirror_urls, *file.urls]
+        for url in other_urls:
+            with suppress(RequestException, ArtifactError):  # a server may answer with another page
                 return self._download_to_cache(url, file.checksum, self.cache / file.name)
-            except (RequestException, ArtifactError):  # a server may answer with another page
-                if url == urls[-1]:
-                    raise
-        raise AssertionError
+        return self._download_to_cache(last_url, file.checksum, self.cache / file.name)
 
     def _get_local_mirror_path(self, name: str) -> Path | None:
         """Path of the file in a mirror that is a folder."""
@@ -225,28 +223,25 @@ class Fetcher:
     def _format_download_error(
         self, missing_files: Sequence[PublishedFile], file: PublishedFile, error: OSError
     ) -> str:
-        has_local_mirror = self.mirror is not None and self.is_mirror_local
         names = " and ".join(Path(file.name).name for file in missing_files)
-        folder = (
-            Path(self.mirror if self.mirror is not None and has_local_mirror else "FOLDER") / Path(file.name).parent
-        )
+        mirror_file = self._get_local_mirror_path(file.name)
+        folder = (mirror_file or Path("FOLDER", file.name)).parent
         return (
             f"dataset.name: {Path(file.name).name} can't be downloaded from {urlsplit(file.urls[-1]).netloc} "
             f"({_describe_download_cause(error)}). On a machine with a network, get {names} from "
             f"{file.urls[0].rpartition('/')[0]}, and put {'it' if len(missing_files) == 1 else 'them'} into {folder}."
-            + (f" Then set dataset.mirror or {MIRROR_VARIABLE} to FOLDER." if not has_local_mirror else "")
+            + (f" Then set dataset.mirror or {MIRROR_VARIABLE} to FOLDER." if mirror_file is None else "")
         )
 
 
-def _verify_checksum(path: Path, checksum: str, path_text: str) -> None:
+def _verify_checksum(path: Path, checksum: str) -> None:
     import pooch
 
     algorithm, _, digest = checksum.partition(":")
     actual_digest = pooch.file_hash(str(path), alg=algorithm)
     if actual_digest != digest:
         raise ArtifactError(
-            f"{path_text} is damaged or another file: its {algorithm} is {actual_digest} instead of {digest}. Replace "
-            "it."
+            f"{path} is damaged or another file: its {algorithm} is {actual_digest} instead of {digest}. Replace it."
         )
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,18 +27,6 @@ CHANNELS = (1, 3)  #: of gray and of color images
 INPUT_COLUMNS = ("text", "image")  #: default columns of inputs in a table
 CSV_SEPARATORS = {".csv": "", ".tsv": ", sep='\\t'"}  #: arguments of pandas by the suffix of a text table
 NPZ_ARRAYS = ("x", "y", "test", "x_train", "y_train", "x_test", "y_test")  #: arrays of samples in an .npz file
-
-
-class TableSamples(NamedTuple):
-    """The rows of a table."""
-
-    texts: list[str] | None  #: n texts, or None if the rows contain images or numbers
-    arrays: npt.NDArray[Any] | None  #: images in uint8, shape (n, c, h, w), or float32, shape (n, features)
-    labels: npt.NDArray[np.int64]  #: shape (n,)
-    class_names: tuple[str, ...]  #: names of the classes, empty if labels are numbers without names
-    test: npt.NDArray[np.bool_]  #: shape (n,)
-    columns: Mapping[str, Column]  #: all other columns with one value per row
-    omitted_columns: Mapping[str, str]  #: reason, with advice, why another column is not one of them
 
 
 def read_npz(path: Path) -> Samples:
@@ -82,8 +70,7 @@ def read_npz(path: Path) -> Samples:
         )
     labels, class_names = encode_labels(path, _flatten_column(y))
     tests = int(test.sum()) if "x_train" in arrays else 0
-    columns = _convert_other_arrays_to_columns(other_arrays, len(labels), tests)
-    omitted_columns = _explain_omitted_arrays(other_arrays, columns, len(labels))
+    columns, omitted_columns = _convert_other_arrays_to_columns(other_arrays, len(labels), tests)
     return Samples(_convert_and_validate_inputs(path, x), labels, test, columns, class_names, omitted_columns)
 
 
@@ -119,8 +106,8 @@ def format_csv_advice(path: Path) -> str:
 
 def convert_table_to_samples(
     table: pa.Table, source: str, inputs: Sequence[str] = (), label: str = "label", image_size: int | None = None
-) -> TableSamples:
-    """Convert a table to samples.
+) -> Samples:
+    """Convert a table to samples, whose inputs are still texts (an array of Python objects) if the table has texts.
 
     Parameters
     ----------
@@ -169,23 +156,25 @@ def convert_table_to_samples(
     if invalid_splits := sorted({str(value) for value in split} - {"train", "test"}):
         raise ArtifactError(f"{source}: the column split contains '{invalid_splits[0]}'. Use 'train' or 'test'.")
     test = np.array([value == "test" for value in split], dtype=np.bool_)
-    other_columns = _read_other_columns(table, sample_columns)
+    columns, omitted_columns = _read_other_columns(table, sample_columns)
     if len(input_names) > 1 or _is_numeric_column(table[input_names[0]].type, input_names[0]):
-        return TableSamples(
-            None, _read_numeric_columns(table, source, input_names), labels, class_names, test, *other_columns
-        )
-    cells = table[input_names[0]].to_pylist()
-    if input_names[0] == "text" or all(isinstance(cell, str) for cell in cells):
+        x = _read_numeric_columns(table, source, input_names)
+    else:
+        x = _read_texts_or_images(table, source, input_names[0], image_size)
+    return Samples(x, labels, test, columns, class_names, omitted_columns)
+
+
+def _read_texts_or_images(table: pa.Table, source: str, name: str, image_size: int | None) -> npt.NDArray[Any]:
+    """Read a column of texts as Python objects, shape (n,), or of images, shape (n, channels, height, width)."""
+    cells = table[name].to_pylist()
+    if name == "text" or all(isinstance(cell, str) for cell in cells):
         if not all(isinstance(text, str) for text in cells):
             raise ArtifactError(f"{source}: the column text contains {table['text'].type}. Use strings.")
-        return TableSamples(cells, None, labels, class_names, test, *other_columns)
+        return np.array(cells, dtype=object)
     cells = [cell.get("bytes") if isinstance(cell, dict) else cell for cell in cells]
     if not all(isinstance(cell, bytes) for cell in cells):
-        raise _make_input_error(table, source, input_names[0])
-    images = read_images(
-        [(f"{source}, row {row}", partial(BytesIO, cell)) for row, cell in enumerate(cells)], image_size
-    )
-    return TableSamples(None, images, labels, class_names, test, *other_columns)
+        raise _make_input_error(table, source, name)
+    return read_images([(f"{source}, row {row}", partial(BytesIO, cell)) for row, cell in enumerate(cells)], image_size)
 
 
 def encode_labels(path: Path | str, labels: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
@@ -266,8 +255,11 @@ def _read_other_arrays(file: Any) -> dict[str, npt.NDArray[Any] | None]:
 
 def _convert_other_arrays_to_columns(
     other_arrays: Mapping[str, npt.NDArray[Any] | None], num_samples: int, num_tests: int
-) -> dict[str, Column]:
-    """Convert arrays with one value per sample, and pairs of training and test arrays, to columns."""
+) -> tuple[dict[str, Column], dict[str, str]]:
+    """Convert arrays with one value per sample, and pairs of training and test arrays, to columns.
+
+    The second result explains why other arrays are left out, by the name of the column.
+    """
     arrays = {
         name: array
         for name, array in other_arrays.items()
@@ -279,26 +271,21 @@ def _convert_other_arrays_to_columns(
         if [len(part) for part in parts] == [num_samples - num_tests, *([num_tests] if num_tests else [])]:
             columns[name] = np.concatenate(parts)
             columns.pop(f"{name}_train", None)  # it has one value per sample if there is no test set
-    return {name: Column.from_values(array) for name, array in columns.items()}
-
-
-def _explain_omitted_arrays(
-    other_arrays: Mapping[str, npt.NDArray[Any] | None], columns: Mapping[str, Column], num_samples: int
-) -> dict[str, str]:
-    """Explain why arrays of an .npz file are not columns, by the name of the column."""
     reasons = {}
     for name, array in other_arrays.items():
         column = re.sub("_(train|test)$", "", name)
+        if {name, column} & columns.keys():
+            continue
         if array is None:
-            reason = f"the array {name} contains Python objects, or bytes that are not UTF-8. Save texts with dtype=str"
+            reasons[column] = (
+                f"the array {name} contains Python objects, or bytes that are not UTF-8. Save texts with dtype=str"
+            )
         else:
-            reason = (
+            reasons[column] = (
                 f"the array {name} has dtype {array.dtype} and shape {array.shape}, but there are {num_samples} "
                 "samples. Save one text, number or date per sample"
             )
-        if not {name, column} & columns.keys():
-            reasons[column] = reason
-    return reasons
+    return {name: Column.from_values(array) for name, array in columns.items()}, reasons
 
 
 def _read_other_columns(table: pa.Table, sample_columns: Sequence[str]) -> tuple[dict[str, Column], dict[str, str]]:
