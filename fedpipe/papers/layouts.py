@@ -242,12 +242,10 @@ class Paper(_LayoutModel):
 @functools.cache
 def load_papers() -> dict[str, Paper]:
     """The four papers by their names."""
-    papers_by_name = {}
-    for stem in PAPER_STEMS:
-        text = resources.files(__package__).joinpath(f"{stem}.yaml").read_text(encoding="utf-8")
-        paper = Paper.model_validate({"stem": stem, **yaml.safe_load(text)})
-        papers_by_name[paper.paper] = paper
-    return papers_by_name
+    folder = resources.files(__package__)
+    texts = {stem: folder.joinpath(f"{stem}.yaml").read_text(encoding="utf-8") for stem in PAPER_STEMS}
+    papers = [Paper.model_validate({"stem": stem, **yaml.safe_load(text)}) for stem, text in texts.items()]
+    return {paper.paper: paper for paper in papers}
 
 
 def _iterate_column_paths(

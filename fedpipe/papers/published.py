@@ -61,15 +61,8 @@ def load_published_numbers() -> dict[CellId, PublishedNumber]:
 def _parse_published_number(row: dict[Any, Any]) -> PublishedNumber:
     cell_id = CellId(*(row[name] for name in CellId._fields))
     mean, std = (float(row[name]) if row[name] else None for name in ("mean", "std"))
-    return PublishedNumber(
-        cell_id,
-        _format_published_value(row),
-        mean,
-        std,
-        int(row["runs"]) if row["runs"] else None,
-        row["status"],
-        row["notes"],
-    )
+    runs = int(row["runs"]) if row["runs"] else None
+    return PublishedNumber(cell_id, _format_published_value(row), mean, std, runs, row["status"], row["notes"])
 
 
 def _format_published_value(row: dict[Any, Any]) -> str:
