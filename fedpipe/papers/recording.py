@@ -34,13 +34,6 @@ def record_runs_of_studies(paths: list[Path], preset: str) -> Iterator[RecordedS
     """Record the finished runs of all studies that are planned at a preset.
 
     Stored runs stay as they are, also if they are not on this machine. Studies without finished runs are omitted.
-
-    Raises
-    ------
-    SettingsError
-        No study has a finished run.
-    ArtifactError
-        A store is damaged, or a file of a run is.
     """
     commit, is_empty = commits.read_code_commit(), True
     for path in paths:
