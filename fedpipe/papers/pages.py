@@ -133,17 +133,13 @@ def summarize_tables(paper: Paper, tables: list[str], paper_comparison: PaperCom
     ]
     counts = Counter(cell.verdict_text for cell in cells)
     counts |= Counter({"all": len(cells), "measured": sum(cell.measurement.number is not None for cell in cells)})
-    columns = dict.fromkeys((paper.paper, cell.cell_id.table, cell.cell_id.column) for cell in cells)
-    orders = [(key[3], order) for key, order in paper_comparison.orders.items() if key[:3] in columns]
-    taus = {kind: [order.tau for name, order in orders if name == kind and order.tau is not None] for kind in KINDS}
+    columns = {(paper.paper, cell.cell_id.table, cell.cell_id.column) for cell in cells}
+    orders = {key: order for key, order in paper_comparison.orders.items() if key[:3] in columns}
+    taus = [[order.tau for key, order in orders.items() if key[3] == kind and order.tau is not None] for kind in KINDS]
     # without an order of all methods, a column has methods of one kind
-    winners = {
-        key[:3]: paper_comparison.orders[key]
-        for key in sorted(paper_comparison.orders, reverse=True)
-        if key[:3] in columns
-    }
+    winners = {key[:3]: orders[key] for key in sorted(orders, reverse=True)}
     confirmed = f"{sum(order.is_winner_confirmed for order in winners.values())} of {len(winners)}" if winners else DASH
-    mean_taus = [f"{np.mean(values):.2f}".replace("-", "−") if values else DASH for values in taus.values()]
+    mean_taus = [f"{np.mean(values):.2f}".replace("-", "−") if values else DASH for values in taus]
     return TableSummary(counts, mean_taus, confirmed)
 
 

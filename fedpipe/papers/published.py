@@ -9,12 +9,11 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import pandas as pd
 
-Status: TypeAlias = Literal["target", "failed", "absent", "suspect", "formula", "setting", "derived", "claim"]
-STATUS_MEANINGS: dict[Status, str] = {  #: for readers
+STATUS_MEANINGS = {  #: of each status, for readers
     "target": "a value to reproduce",
     "failed": "failed in the paper: it crashed or did not converge",
     "absent": "our copy of the paper lacks the table's numbers",
@@ -45,7 +44,7 @@ class PublishedNumber:
     mean: float | None
     std: float | None
     runs: int | None
-    status: Status
+    status: str
     notes: str
 
 
