@@ -14,10 +14,8 @@ everything except the passes takes no time.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import itertools
-import json
 import tempfile
 import threading
 import time
@@ -26,19 +24,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from common import ROOT, make_parser, open_run, write_json
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedpipe.core.storage.files import write_bytes
-from fedpipe.core.storage.layout import RunFiles
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.engine.clients.loop import LoopExecutor
 from fedpipe.engine.run import Run
-from fedpipe.planning.run_settings import RunSettings
 from fedpipe.settings import loader
 from fedpipe.settings.execution import Execution
-from fedpipe.settings.parser import parse_params
 
-GALLERY = Path(__file__).parent.parent / "studies/gallery.yaml"
+GALLERY = ROOT / "studies/gallery.yaml"
 CLASSES, CLIENTS, BATCH = 10, 10, 10
 
 
@@ -50,22 +45,15 @@ def make_federated_data(num_samples: int) -> FederatedData:
     return FederatedData(x, y, parts, parts, np.arange(count), CLASSES, 0)
 
 
-def open_run(folder: Path, name: str, clients: FederatedData) -> Run:
-    """A run of an algorithm in an empty folder."""
-    gallery = loader.read_params(GALLERY)
-    params = parse_params(
-        {
-            "dataset": {"name": "mnist"},
-            "model": {"name": "cnn4"},
-            "federation": {"clients": CLIENTS, "batch_size": BATCH, "learning_rate": 0.005},
-            "algorithms": {name: gallery["algorithms"][name]},
-            "study": {"algorithms": [name]},
-        }
-    )
-    settings = RunSettings.from_params(params, name, seed=0)
-    files = RunFiles(folder / name / settings.key)
-    write_bytes(files.settings, settings.to_yaml().encode())
-    run = Run(files, Execution(device="cpu", stack=1), clients=clients)
+def begin_run(folder: Path, name: str, clients: FederatedData) -> Run:
+    """Begin a run of an algorithm of the gallery."""
+    sections = {
+        "dataset": {"name": "mnist"},
+        "model": {"name": "cnn4"},
+        "federation": {"clients": CLIENTS, "batch_size": BATCH, "learning_rate": 0.005},
+        "algorithms": {name: loader.read_params(GALLERY)["algorithms"][name]},
+    }
+    run = open_run(folder / name, name, clients, Execution(device="cpu", stack=1), **sections)
     run.write_initial_round()
     return run
 
@@ -111,20 +99,19 @@ def count(run: Run, round_number: int) -> int:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--algorithms", nargs="+", help="algorithms of the gallery (default all)")
     parser.add_argument(
         "--rounds", type=int, default=3, help="measured rounds, after one round for warming up (default 3)"
     )
     parser.add_argument("--samples", type=int, default=300, help="samples per client (default 300)")
-    parser.add_argument("--json", type=Path, help="write all numbers to this file")
     options = parser.parse_args()
     names = list(dict.fromkeys(["fedavg", *(options.algorithms or loader.read_params(GALLERY)["study"]["algorithms"])]))
     clients = make_federated_data(options.samples)
     ratios: dict[str, list[float]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as folder:
-        reference, numbers = open_run(Path(folder) / "reference", "fedavg", clients), itertools.count(1)
-        runs = {name: open_run(Path(folder), name, clients) for name in names}
+        reference, numbers = begin_run(Path(folder) / "reference", "fedavg", clients), itertools.count(1)
+        runs = {name: begin_run(Path(folder), name, clients) for name in names}
         for number in range(1, options.rounds + 2):
             for name, run in runs.items():
                 reference_seconds = measure(reference, next(numbers))
@@ -138,8 +125,7 @@ def main() -> None:
         overhead = round_ / passes
         print(f"| {name} | {round_:.2f} | {passes:.2f} | {overhead:.2f} |", flush=True)
         figures.append({"algorithm": name, "round": round_, "passes": passes, "overhead": overhead})
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+    write_json(options.json, figures)
 
 
 if __name__ == "__main__":

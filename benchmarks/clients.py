@@ -11,15 +11,10 @@ process. CPU time is omitted if Snakemake starts jobs.
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
-import os
-import shutil
-import subprocess
 import sys
 import tempfile
-import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -29,9 +24,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
+from common import copy_workflow, make_parser, measure_fedpipe, measure_size, write_json
 from PIL import Image
 
-ROOT = Path(__file__).parent.parent
 CLASSES = 62
 COLUMNS = ("seconds", "cpu_seconds", "memory_mb")
 
@@ -74,48 +69,12 @@ def make_study(clients: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def copy_workflow(folder: Path) -> None:
-    """Copy the files of a project to a folder, without a study."""
-    shutil.copy(ROOT / "Snakefile", folder)
-    for part in ("profiles", "workflow"):
-        shutil.copytree(ROOT / part, folder / part)
-
-
-def measure_command(folder: Path, *arguments: str, program: str = "fedpipe") -> dict[str, float]:
-    """Run a command of fedpipe or another program: wall time, CPU time, and maximum memory of a process."""
-    begin = time.perf_counter()
-    log = folder / "command.log"
-    with log.open("w") as stream:
-        process = subprocess.Popen(
-            [sys.executable, "-m", program, *arguments],
-            cwd=folder,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-        )
-        _, status, usage = os.wait4(process.pid, 0)
-    if status:
-        sys.exit(f"{program} {' '.join(arguments)} failed:\n{log.read_text()}")
-    return {
-        "seconds": time.perf_counter() - begin,
-        "cpu_seconds": usage.ru_utime + usage.ru_stime,
-        "memory_mb": usage.ru_maxrss * 1024 / 1e6,
-    }
-
-
-def measure_size(folder: Path) -> dict[str, float]:
-    """Number of files in a folder, and their size."""
-    sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
-    return {"files": len(sizes), "megabytes": sum(sizes) / 1e6}
-
-
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--clients", type=int, default=3500, help="number of clients (default 3500)")
     parser.add_argument("--samples", type=int, default=220, help="mean number of samples per client (default 220)")
     parser.add_argument("--rounds", type=int, default=10, help="number of rounds (default 10)")
-    parser.add_argument("--json", type=Path, help="write all numbers to this file")
     options = parser.parse_args()
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
@@ -142,15 +101,14 @@ def main() -> None:
             if title == "partition":
                 plan = json.loads((folder / "results/plan.json").read_text())
                 words = [*words, *plan["partitions"]]
-            figures[title] = figure = measure_command(folder, *words)
+            figures[title] = figure = measure_fedpipe(folder, *words)
             if words == ["run"]:
                 del figure["cpu_seconds"]
             numbers = [f"{figure[name]:,.1f}" if name in figure else "" for name in COLUMNS]
             print(f"| {title} | {' | '.join(numbers)} |", flush=True)
         figures["results"] = measure_size(folder / "results")
-    print(f"results: {figures['results']['files']} files, {figures['results']['megabytes']:.0f} MB")
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+    print("results: {files} files, {megabytes:.0f} MB".format(**figures["results"]), file=sys.stderr)
+    write_json(options.json, figures)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ longer than ``cpu_core_s / cores``, and the ratio is meaningless. ``--seeds 22``
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import json
 import os
@@ -24,8 +23,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import yaml
+from common import ROOT, make_parser, measure_processor_time, print_figures
 
-ROOT = Path(__file__).parent.parent
 SUBREAPER = 36  #: Linux's PR_SET_CHILD_SUBREAPER: this process is the parent of the job server
 PHASES = ("train", "aggregate", "evaluate")
 
@@ -49,17 +48,11 @@ def shorten(params: Path, algorithms: int | None, seeds: int | None, rounds: int
     params.write_text(yaml.safe_dump(study, sort_keys=False))
 
 
-def measure_processor_time() -> float:
-    """Processor seconds of all finished child processes."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
 def run(folder: Path) -> tuple[float, float]:
     """Run the study. Return its duration and processor time in seconds."""
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": "."}
     command = ["snakemake", "all", "--profile", "workflow/profiles/local", "--quiet", "rules", "host"]
-    processor_begin, begin = measure_processor_time(), time.perf_counter()
+    processor_begin, begin = measure_processor_time(resource.RUSAGE_CHILDREN), time.perf_counter()
     process = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     wall = time.perf_counter() - begin
     if process.returncode:
@@ -67,7 +60,7 @@ def run(folder: Path) -> tuple[float, float]:
     with suppress(ChildProcessError):
         while True:
             os.wait()
-    return wall, measure_processor_time() - processor_begin
+    return wall, measure_processor_time(resource.RUSAGE_CHILDREN) - processor_begin
 
 
 def sum_compute_time(folder: Path) -> float:
@@ -77,11 +70,10 @@ def sum_compute_time(folder: Path) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--algorithms", type=int, help="number of first algorithms (default all)")
     parser.add_argument("--seeds", type=int, help="number of seeds (default: as in the study)")
     parser.add_argument("--rounds", type=int, help="number of rounds (default: as in the study)")
-    parser.add_argument("--json", type=Path, help="write all numbers to this file")
     options = parser.parse_args()
     ctypes.CDLL(None).prctl(SUBREAPER, 1)
     with tempfile.TemporaryDirectory(prefix="demo-") as temporary:
@@ -97,10 +89,7 @@ def main() -> None:
         "ratio": wall * cores / compute,
         "cpu_core_s": processor_seconds,
     }
-    for name, value in figures.items():
-        print(f"{name:<16}{value:>10,.2f}")
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+    print_figures(figures, options.json)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Compare fedpipe's training step with steps of other kernels, and its evaluation with larger batches.
 
-    python benchmarks/kernels.py [--models NAME ...] [--parts NAME ...] [--seconds N] [--json FILE] [--markdown FILE]
+    python benchmarks/kernels.py [--models NAME ...] [--seconds N] [--json FILE]
 
 The benchmark uses one thread of a CPU and synthetic images. A step is loss, gradient and update, as in a client's
 round. Each part has a table:
@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import os
 import resource
 import subprocess
@@ -30,13 +29,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 from unittest import mock
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from common import make_parser, measure_processor_time, write_json
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -309,15 +308,10 @@ def measure_first_step(name: str) -> float:
     client = Client(name)
     client.step()
     compile_network(client.net._module)
-    begin = measure_processor_time()
+    processes = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
+    begin = measure_processor_time(*processes)
     client.step()
-    return measure_processor_time() - begin
-
-
-def measure_processor_time() -> float:
-    """Processor seconds of this process and its finished children. `os.times` has a resolution of 0.01 s."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in used)
+    return measure_processor_time(*processes) - begin
 
 
 def measure_evaluation(name: str, seconds: float) -> Row:
@@ -370,12 +364,9 @@ def render_cell(cell: Any) -> str:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=[*MODELS], help="models (default all)")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=[*PARTS], help="tables (default all)")
     parser.add_argument("--seconds", type=float, default=10, help="processor seconds for each row (default 10)")
-    parser.add_argument("--json", type=Path, help="write all numbers to this file")
-    parser.add_argument("--markdown", type=Path, help="write the tables to this file")
     parser.add_argument("--first-step", choices=MODELS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -384,21 +375,16 @@ def main() -> None:
     if options.first_step:
         print(measure_first_step(options.first_step))
         return
-    figures, page = {}, ""
+    figures = {}
     with tempfile.TemporaryDirectory() as cache:
         os.environ |= {"TORCHINDUCTOR_CACHE_DIR": cache, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-        for part in options.parts:
-            title, measure, names = PARTS[part]
+        for part, (title, measure, names) in PARTS.items():
             figures[part] = []
             for name in options.models if names is MODELS else names:
                 figures[part].append(measure(name, options.seconds))
                 print(f"{part}: {figures[part][-1]}", file=sys.stderr, flush=True)
-            page += f"{title}\n\n{render_table(figures[part])}\n\n"
-    print(page, end="")
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=1) + "\n")
-    if options.markdown:
-        options.markdown.write_text(page)
+            print(f"{title}\n\n{render_table(figures[part])}\n", flush=True)
+    write_json(options.json, figures)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,9 @@ is positive if the algorithm is better than FedAvg, which most papers claim. The
 
 from __future__ import annotations
 
-import argparse
-import json
 import multiprocessing
 import os
+import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -22,6 +21,7 @@ from typing import Any
 
 import pandas as pd
 import torch
+from common import ROOT, make_parser, write_json
 
 from fedpipe.core.storage import files
 from fedpipe.core.storage.layout import PARAMS, RunFiles
@@ -34,7 +34,7 @@ from fedpipe.report.data import StudyData
 from fedpipe.settings import loader
 from fedpipe.settings.execution import Execution
 
-GALLERY = Path(__file__).parent.parent / "studies/gallery.yaml"
+GALLERY = ROOT / "studies/gallery.yaml"
 EASY, HARD = 0.3, 0.1  #: alpha
 LOCAL = "personal-on-local"
 GLOBAL = ("fedavg", "fedprox", "moon", "feduv", "fednova", "scaffold", "fedpvr", "feddyn", "feddistill_plus", "feddw")
@@ -112,20 +112,17 @@ def build_rows(plan: Plan) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Run the study and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default 3)")
     parser.add_argument("--algorithms", nargs="+", help="algorithms of the gallery (default all)")
     parser.add_argument("--rounds", type=int, help="number of rounds (default: as in the gallery)")
     parser.add_argument(
         "--workers", type=int, default=os.cpu_count(), help="number of parallel runs (default: one per core)"
     )
-    parser.add_argument("--json", type=Path, help="write all numbers and the settings to this file")
     options = parser.parse_args()
 
-    settings, json_file = (
-        study(options.seeds, options.algorithms, options.rounds),
-        options.json and options.json.resolve(),
-    )
+    settings = study(options.seeds, options.algorithms, options.rounds)
+    json_file = options.json and options.json.resolve()
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
@@ -133,9 +130,9 @@ def main() -> None:
         os.chdir("/")
     table = pd.DataFrame(rows, dtype=object)
     print(table.where(table.notna(), None).to_markdown(index=False, floatfmt=".1f", missingval="–"))
-    print(f"\n{options.seeds} seeds, {time.perf_counter() - begin:.0f} s with {options.workers} workers")
-    if json_file:
-        json_file.write_text(json.dumps({"settings": settings, "figures": rows}, indent=1) + "\n")
+    seconds = time.perf_counter() - begin
+    print(f"{options.seeds} seeds, {seconds:.0f} s with {options.workers} workers", file=sys.stderr)
+    write_json(json_file, {"settings": settings, "figures": rows})
 
 
 if __name__ == "__main__":

@@ -12,16 +12,14 @@ keep freed memory in the process (`fedpipe/engine/torch_env/memory.py`).
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from common import make_parser, write_json
 
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.core.components import component, registry
@@ -162,10 +160,9 @@ def measure(case: Case, budget: float) -> dict[str, Any]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--models", nargs="+", help="names of models (default all)")
     parser.add_argument("--seconds", type=float, default=30, help="approximate seconds per model (default 30)")
-    parser.add_argument("--json", type=Path, help="write all numbers to this file")
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
@@ -180,8 +177,7 @@ def main() -> None:
         ratios = f"{row['over_fastest_plain']:.2f} | {row['bfloat16_over_float32']:.2f}"
         print(f"| {case.model} | {case.data} | {case.batch} | {rate_cells} | {ratios} |", flush=True)
         rows.append(row)
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    write_json(options.json, rows)
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ import matplotlib as mpl
 import numpy as np
 import psutil
 import torch
+from common import make_parser, write_json
 from matplotlib.figure import Figure
 from peer_systems.fedpipe import open_run
 from peer_systems.job import CASES, Job, assign_clients, load_parameters, make_synthetic_images, read_images
@@ -274,7 +275,7 @@ def plot_figure(path: Path, rows: Sequence[Row]) -> None:
 
 def parse_options() -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--case", nargs="*", choices=CASES, default=[*CASES], help="cases (default all)")
     parser.add_argument("--system", nargs="+", choices=SYSTEMS, default=[*SYSTEMS], help="systems (default all)")
     parser.add_argument("--pfllib", type=Path, help="clone of PFLlib")
@@ -287,8 +288,6 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="device (default cpu)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the order of the samples (default 0)")
     parser.add_argument("--tolerance", type=float, help="points of accuracy (default: that of the case)")
-    parser.add_argument("--json", type=Path, help="write all numbers to this file, after each system")
-    parser.add_argument("--add", type=Path, nargs="+", default=[], help="JSON files with cases of other runs to show")
     parser.add_argument("--markdown", type=Path, help="write the tables to this file")
     parser.add_argument("--figure", type=Path, help="draw the seconds per round in this file, such as peers.svg")
     return parser.parse_args()
@@ -318,12 +317,8 @@ def main() -> None:
     for row in itertools.chain.from_iterable(measure_case(case_name, options) for case_name in options.case):
         rows.append(row)
         print(*(f"{name}={value}" for name, value in row.items()), flush=True)
-        if options.json:
-            results = {"machine": describe_machine(options), "rows": rows}
-            options.json.write_text(json.dumps(results, indent=1) + "\n")
+        write_json(options.json, {"machine": describe_machine(options), "rows": rows})
     deviations = find_deviations(rows, options.tolerance)
-    for file in options.add:
-        rows += json.loads(file.read_text())["rows"]
     tables = "\n\n".join(format_table(name, case_rows) for name, case_rows in group_by_case(rows))
     print(f"\n{tables}")
     if options.markdown:

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from all_methods import replace_tables
+from common import ROOT
 from gpu_figures import describe_commit
 
 from fedpipe.engine.environment import get_cpu_name
 
-ROOT = Path(__file__).parents[1]
 PAGE, FIGURE = ROOT / "benchmarks/RESULTS.md", ROOT / "docs/images/peers.svg"
 #: Programs and their arguments, by section. {json}, {markdown} and {figure} are files.
 PROGRAMS: dict[str, tuple[str, ...]] = {
@@ -33,11 +33,11 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
     "round": ("round.py", "--device", "cpu", "--json", "{json}"),
     "models": ("models.py", "--seconds", "20"),
     "algorithms": ("algorithms.py",),
-    "kernels": ("kernels.py", "--markdown", "{markdown}"),
+    "kernels": ("kernels.py",),
     "versioning": ("versioning.py", "--json", "{json}"),
     "partitions": ("partitions.py",),
     "clients": ("clients.py",),
-    "scale": ("scale.py", "--markdown", "{markdown}"),
+    "scale": ("scale.py",),
     "learns": ("learns.py",),
     "peers": ("peers.py", "--markdown", "{markdown}", "--figure", "{figure}"),
 }
@@ -67,7 +67,7 @@ def measure_table(section: str, extra_arguments: list[str]) -> str:
             return files["markdown"].read_text().strip()
         if files["json"].is_file():
             return render_figures(json.loads(files["json"].read_text()))
-    return "\n".join(line for line in process.stdout.splitlines() if line.startswith("|"))
+    return process.stdout.strip()
 
 
 def render_figures(figures: dict[str, Any]) -> str:

@@ -24,7 +24,6 @@ import contextlib
 import gzip
 import hashlib
 import itertools
-import json
 import os
 import platform
 import resource
@@ -40,10 +39,10 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.nn.functional as F
+from common import make_parser, open_run, write_json
 from torch import nn
 
 from fedpipe.core.storage import files as storage_files
-from fedpipe.core.storage.layout import RunFiles
 from fedpipe.data.assignment import Assignment, assign_samples
 from fedpipe.data.partitions.dirichlet import Dirichlet
 from fedpipe.engine.clients.federated_data import FederatedData
@@ -53,9 +52,7 @@ from fedpipe.engine.stack.stack import StackExecutor
 from fedpipe.models.base import Model
 from fedpipe.models.cnn4 import CNN4
 from fedpipe.models.resnet18 import ResNet18
-from fedpipe.planning.run_settings import RunSettings
 from fedpipe.settings.execution import Execution
-from fedpipe.settings.parser import parse_params
 
 CLASSES, RATE, MINIMUM = 10, 0.005, 40
 
@@ -115,24 +112,16 @@ def partition(x: torch.Tensor, y: torch.Tensor, num_clients: int, device: str) -
     )
 
 
-def open_run(folder: Path, clients: FederatedData, execution: Execution, options: argparse.Namespace) -> Run:
-    """A run in an empty folder."""
+def make_settings(clients: FederatedData, options: argparse.Namespace) -> dict[str, Any]:
+    """Make the sections of params.yaml of a run."""
     workload = WORKLOADS[options.model]
     federation = {"clients": len(clients), "batch_size": workload.batch, "learning_rate": RATE}
-    params = parse_params(
-        {
-            "dataset": {"name": workload.dataset},
-            "model": {"name": options.model},
-            "federation": federation | {"precision": options.precision},
-            "evaluation": {"protocols": ["personal-on-local"]},
-            "algorithms": {options.algorithm: {}},
-            "study": {"algorithms": [options.algorithm]},
-        }
-    )
-    settings = RunSettings.from_params(params, options.algorithm, seed=0)
-    files = RunFiles(folder / settings.key)
-    storage_files.write_bytes(files.settings, settings.to_yaml().encode())
-    return Run(files, execution, options.threads, clients=clients)
+    return {
+        "dataset": {"name": workload.dataset},
+        "model": {"name": options.model},
+        "federation": federation | {"precision": options.precision},
+        "evaluation": {"protocols": ["personal-on-local"]},
+    }
 
 
 class Stopwatch:
@@ -185,7 +174,8 @@ def measure_variant(
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     with tempfile.TemporaryDirectory() as folder, keep_full_width(not variant.ladder):
-        run = open_run(Path(folder), clients, execution, options)
+        sections = make_settings(clients, options)
+        run = open_run(Path(folder), options.algorithm, clients, execution, options.threads, **sections)
         begin = {}
         for number in run.run_segment(options.rounds + 1):
             begin[number] = (time.perf_counter(), stopwatch.seconds)
@@ -341,7 +331,7 @@ def parse_stack_width(text: str) -> int | str:
 
 def parse_options() -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--mirror", type=Path, help="folder with mnist/*.gz")
     parser.add_argument("--model", default="cnn4", choices=WORKLOADS, help="model (default cnn4)")
     parser.add_argument("--clients", type=int, default=20, help="number of clients (default 20)")
@@ -349,7 +339,6 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument(
         "--precision", default="full", choices=["full", "bfloat16"], help="precision of training (default full)"
     )
-    parser.add_argument("--json", type=Path, help="write all numbers to this file")
     parser.add_argument("--samples", type=int, help="number of synthetic samples (default as in the data set)")
     parser.add_argument(
         "--rounds", type=int, default=3, help="measured rounds, after one round for warming up (default 3)"
@@ -395,11 +384,6 @@ def main() -> None:
         "test_samples": sum(map(len, clients.test)),
         "variants": [],
     }
-
-    def write_figures() -> None:
-        if options.json:
-            options.json.write_text(json.dumps(figures, indent=1) + "\n")
-
     for variant in make_variants(options):
         row: dict[str, Any] = variant._asdict()
         figures["variants"].append(row)
@@ -408,12 +392,12 @@ def main() -> None:
         except Exception as error:  # such as too little memory, which the other variants may not need
             row["error"] = f"{type(error).__name__}: {error}"
         print(*(f"{name}={value}" for name, value in row.items()), flush=True)
-        write_figures()
+        write_json(options.json, figures)
     measured = [row for row in figures["variants"] if "error" not in row]
     if measured and not options.only_rounds:
         first = {name: value for name, value in measured[0].items() if name not in Variant._fields}
         figures |= first | compare_with_machine(workload, clients, first, options)
-        write_figures()
+        write_json(options.json, figures)
     for name, value in figures.items():
         if name != "variants":
             print(f"{name:<30} {value:,.3f}" if isinstance(value, float) else f"{name:<30} {value}")

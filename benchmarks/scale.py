@@ -1,6 +1,6 @@
 """Measure how time, memory and files grow with the clients, the rounds and the runs of a study.
 
-    python benchmarks/scale.py [--clients N ...] [--rounds N ...] [--runs N ...] [--submissions N] [--markdown FILE]
+    python benchmarks/scale.py [--clients N ...] [--rounds N ...] [--runs N ...] [--submissions N]
 
 - Clients: a run of SCAFFOLD, which keeps a state of each client, with 1 % of the clients in a round. Each client has 20
   random images of 8x8 pixels.
@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import psutil
 import yaml
-from clients import ROOT, copy_workflow, measure_command, measure_size
+from common import ROOT, copy_workflow, measure_command, measure_fedpipe, measure_size
 
 SAMPLES = 20  #: of a client
 METHODS = ["fedavg", "fedprox", "scaffold", "fednova", "feddyn", "local", "fedper", "fedrep", "ditto", "fedbabu"]
@@ -72,19 +72,19 @@ def write_study(folder: Path, federation: dict[str, Any], **sections: Any) -> No
 
 def prepare_run(folder: Path) -> tuple[Path, dict[str, float]]:
     """Plan the study, its data and its partitions. Return the folder of its first run, and the seconds of both."""
-    measure_command(folder, "download")
-    seconds = {"plan": measure_command(folder, "plan")["cpu_seconds"]}
+    measure_fedpipe(folder, "download")
+    seconds = {"plan": measure_fedpipe(folder, "plan")["cpu_seconds"]}
     plan = json.loads((folder / "results/plan.json").read_text())
     name = plan["runs"][0]["dataset"]
     if not (folder / f"results/data/{name}.pt").is_file():
-        measure_command(folder, "download", name)
-    partition = measure_command(folder, "partition", plan["runs"][0]["partition"])
+        measure_fedpipe(folder, "download", name)
+    partition = measure_fedpipe(folder, "partition", plan["runs"][0]["partition"])
     return folder / plan["runs"][0]["path"], seconds | {"partition": partition["cpu_seconds"]}
 
 
 def run_segment(folder: Path, run: Path, rounds: int) -> dict[str, float]:
     """Run all rounds of a run in one job, and merge them."""
-    return measure_command(folder, "segment", str(run.relative_to(folder)), "--stop", str(rounds), "--collect")
+    return measure_fedpipe(folder, "segment", str(run.relative_to(folder)), "--stop", str(rounds), "--collect")
 
 
 def measure_clients(folder: Path, clients: int) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def measure_clients(folder: Path, clients: int) -> dict[str, Any]:
         **{f"`fedpipe {name}` (s)": value for name, value in seconds.items()},
         "five rounds (s)": job["cpu_seconds"],
         "memory (MB)": job["memory_mb"],
-        "`fedpipe status` (s)": measure_command(folder, "status")["cpu_seconds"],
+        "`fedpipe status` (s)": measure_fedpipe(folder, "status")["cpu_seconds"],
         **{f"{name} of the run": value for name, value in measure_size(run).items()},
     }
 
@@ -115,7 +115,7 @@ def measure_rounds(folder: Path, rounds: int) -> dict[str, Any]:
         "rounds": rounds,
         "all rounds (s)": job["cpu_seconds"],
         "memory (MB)": job["memory_mb"],
-        **{f"`fedpipe {name}` (s)": measure_command(folder, name)["cpu_seconds"] for name in ("table", "status")},
+        **{f"`fedpipe {name}` (s)": measure_fedpipe(folder, name)["cpu_seconds"] for name in ("table", "status")},
         **{f"{name} of the run": value for name, value in measure_size(run).items()},
     }
 
@@ -137,16 +137,16 @@ def measure_runs(folder: Path, runs: int, submissions: int) -> dict[str, Any]:
     )
     template, _ = prepare_run(folder)
     run_segment(folder, template, 1)
-    plan = measure_command(folder, "plan")
+    plan = measure_fedpipe(folder, "plan")
     paths = [folder / run["path"] for run in json.loads((folder / "results/plan.json").read_text())["runs"]]
-    measure_command(folder, "partitions", "--profile", "workflow/profiles/local", program="snakemake")
+    measure_command(folder, "-m", "snakemake", "partitions", "--profile", "workflow/profiles/local")
     slurm = make_slurm(folder, template)
-    dag = measure_command(folder, "-n", "runs", *PROFILE, program="snakemake")
+    dag = measure_command(folder, "-m", "snakemake", "-n", "runs", *PROFILE)
     submission = submit_runs(folder, slurm, min(submissions, len(paths) - 1))
     for path in paths:
         if not (path / "joined").is_dir():
             shutil.copytree(slurm / "run", path, dirs_exist_ok=True)
-    complete = measure_command(folder, "-n", "runs", *PROFILE, program="snakemake")
+    complete = measure_command(folder, "-m", "snakemake", "-n", "runs", *PROFILE)
     return {
         "runs": len(paths),
         "`fedpipe plan` (s)": plan["cpu_seconds"],
@@ -155,7 +155,7 @@ def measure_runs(folder: Path, runs: int, submissions: int) -> dict[str, Any]:
         "DAG (MB)": dag["memory_mb"],
         **submission,
         "DAG if complete (s)": complete["cpu_seconds"],
-        **{f"`fedpipe {name}` (s)": measure_command(folder, name)["cpu_seconds"] for name in ("status", "table")},
+        **{f"`fedpipe {name}` (s)": measure_fedpipe(folder, name)["cpu_seconds"] for name in ("status", "table")},
         "files": measure_size(folder / "results")["files"],
     }
 
@@ -205,7 +205,7 @@ def measure_curve(measure: Callable[[Path, int], dict[str, Any]], sizes: Sequenc
         with tempfile.TemporaryDirectory() as name:
             copy_workflow(Path(name))
             rows.append(measure(Path(name), size))
-        print(rows[-1], flush=True)
+        print(rows[-1], file=sys.stderr, flush=True)
     lines = [f"| {' | '.join(cells)} |" for cells in (rows[0], *(map(format_number, row.values()) for row in rows))]
     return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
 
@@ -222,7 +222,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, nargs="*", default=[10, 100, 1000], help="numbers of rounds")
     parser.add_argument("--runs", type=int, nargs="*", default=[50, 500, 5000], help="numbers of runs")
     parser.add_argument("--submissions", type=int, default=150, help="jobs to submit with each number of runs (150)")
-    parser.add_argument("--markdown", type=Path, help="write the tables to this file")
     options = parser.parse_args()
 
     def measure_study(folder: Path, runs: int) -> dict[str, Any]:
@@ -235,8 +234,6 @@ def main() -> None:
     }
     tables = [f"{title}:\n\n{measure_curve(measure, sizes)}" for title, (measure, sizes) in curves.items() if sizes]
     print("\n\n".join(tables))
-    if options.markdown:
-        options.markdown.write_text("\n\n".join(tables) + "\n")
 
 
 if __name__ == "__main__":

@@ -9,8 +9,6 @@ the same tree, which is measured in the same run.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import shutil
 import subprocess
@@ -20,8 +18,8 @@ import time
 from pathlib import Path
 
 import yaml
+from common import ROOT, make_parser, print_figures
 
-ROOT = Path(__file__).parent.parent
 PACKED = 12_000  #: bytes of a round's small files in the run's archive, as in the default study
 JOINED = {"metrics.parquet": 12_000, "matrices.parquet": 70_000, "rounds.parquet": 4_000, "times.json": 6_000}
 
@@ -72,11 +70,10 @@ def write_study(folder: Path, algorithms: list[str], rounds: int, size: int) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--algorithms", type=int, default=27, help="number of algorithms (default 27)")
     parser.add_argument("--rounds", type=int, default=50, help="number of rounds (default 50)")
     parser.add_argument("--megabytes", type=float, default=2.0, help="size of a model in MB (default 2)")
-    parser.add_argument("--json", type=Path, help="write all numbers to this file")
     arguments = parser.parse_args()
     names = [f"algorithm{index:02d}" for index in range(arguments.algorithms)]
     figures: dict[str, float] = {}
@@ -108,10 +105,7 @@ def main() -> None:
         write_run(new_run, arguments.rounds, int(arguments.megabytes * 1e6))
         figures["one_run_more_commit_seconds"] = run(study, "dvc", "commit", "-f", "-q")
         figures["one_run_more_push_seconds"] = run(study, "dvc", "push", "-q")
-    for name, value in figures.items():
-        print(f"{name:<30}{value:>12,.2f}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
+    print_figures(figures, arguments.json)
 
 
 if __name__ == "__main__":

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import common
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedpipe.core.storage import files
-from fedpipe.core.storage.layout import RunFiles
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.engine.run import Run
-from fedpipe.planning.run_settings import RunSettings
 from fedpipe.settings.execution import Execution
-from fedpipe.settings.parser import parse_params
 from fedpipe.settings.transforms import Transforms
 from peer_systems.job import CLASSES, Clock, Job
 
@@ -24,24 +22,17 @@ def open_run(folder: Path, job: Job) -> Run:
     """Open fedpipe's run in an empty folder, with the default evaluation."""
     case = job.case
     federation = {"clients": case.clients, "participation": case.participation, "batch_size": case.batch_size}
-    params = parse_params(
-        {
-            "dataset": {"name": type(case.dataset).__name__.lower()},
-            "model": {"name": type(case.model).__name__.lower()},
-            "federation": federation | {"learning_rate": case.learning_rate},
-            "algorithms": {"fedavg": {}},
-            "study": {"algorithms": ["fedavg"]},
-        }
-    )
-    settings = RunSettings.from_params(params, "fedavg", seed=0)
-    run_files = RunFiles(folder / settings.key)
-    files.write_bytes(run_files.settings, settings.to_yaml().encode())
+    sections = {
+        "dataset": {"name": type(case.dataset).__name__.lower()},
+        "model": {"name": type(case.model).__name__.lower()},
+        "federation": federation | {"learning_rate": case.learning_rate},
+    }
     train, test = ([job.list_samples(part, client) for client in range(case.clients)] for part in ("train", "test"))
     x, y = map(torch.from_numpy, (np.array(job.arrays[0]), job.arrays[1]))
     transforms = Transforms(mean=(0.5,), std=(0.5,))
     all_test = np.sort(np.concatenate(test))
     clients = FederatedData(x, y, train, test, all_test, CLASSES, job.seed, device=job.device, transforms=transforms)
-    return Run(run_files, Execution(device=job.device), job.threads, clients=clients)
+    return common.open_run(folder, "fedavg", clients, Execution(device=job.device), job.threads, **sections)
 
 
 def run(job: Job, clock: Clock) -> Sequence[Tensor]:

@@ -10,13 +10,7 @@ from fedpipe.report import results
 
 
 def find_cell(plan: Plan, algorithm: str, seed: int | None, grid: dict[str, Any]) -> Cell:
-    """Find the cell of an algorithm, a seed (by default the first) and values of the study's grid.
-
-    Raises
-    ------
-    SettingsError
-        No cell or several cells match.
-    """
+    """Find the only cell of an algorithm, a seed (by default the first) and values of the study's grid."""
     if algorithm not in plan.algorithms:
         raise SettingsError(f"'{algorithm}' is not in the study. {suggest_name(algorithm, plan.algorithms)}")
     seed = plan.seeds[0] if seed is None else seed

@@ -26,6 +26,7 @@ from fedpipe.report.words import DASH, explain_metrics, format_mean, format_metr
 from fedpipe.settings.report import Report
 
 WORKSPACE = "workspace"  #: DVC's name for the current files
+NOT_COMPARED = {"origin", "code"}  #: settings that are paths of files and digests of code
 
 Row = tuple[str, str]  #: of the table: algorithm, and grid point in words
 
@@ -43,20 +44,8 @@ class Revision(NamedTuple):
 def compare_revisions(names: Sequence[str], has_only_changes: bool = False) -> tuple[str, list[str]]:
     """Compare revisions. Return the text, and a warning for each revision whose params.yaml gives another table.
 
-    Parameters
-    ----------
-    names
-        Commits, tags, branches or experiments, beginning with the baseline. A single one is compared with the
-        workspace. By default HEAD.
-    has_only_changes
-        Whether to omit the rows whose runs are the same in all revisions.
-
-    Raises
-    ------
-    SettingsError
-        The revision does not exist, or it contains no results.
-    ArtifactError
-        Some of its files are not in this folder, in DVC's cache or in its remote.
+    ``names`` are commits, tags, branches or experiments, beginning with the baseline. A single one, by default HEAD, is
+    compared with the workspace. ``has_only_changes`` omits the rows whose runs are the same in all revisions.
     """
     names = [*(names or ["HEAD"]), *([WORKSPACE] if len(names) < 2 else [])]
     if repeated_names := [name for name in names if names.count(name) > 1]:
@@ -152,20 +141,15 @@ def _encode_comparable_settings(plan: Plan, settings: dict[str, dict[str, Any]])
     derived_fields = {"params", "runs", "cells", "partitions", "warnings"}
     fields = {name: value for name, value in select_reported_plan_fields(plan).items() if name not in derived_fields}
     fields |= {"tuning": fields["tuning"] | {"searches": None}} if plan.tuning else {}
+    comparable_settings = {
+        key: {name: value for name, value in flatten_mapping(section).items() if not NOT_COMPARED & {*name.split(".")}}
+        for key, section in settings.items()
+    }
     cells = [
-        json.dumps(
-            [cell.algorithm, cell.rounds, cell.grid, _select_comparable_settings(settings[cell.key])], sort_keys=True
-        )
+        json.dumps([cell.algorithm, cell.rounds, cell.grid, comparable_settings[cell.key]], sort_keys=True)
         for cell in plan.cells
     ]
     return json.dumps([fields, sorted(cells)], sort_keys=True)
-
-
-def _select_comparable_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Remove digests of code and paths of files from a run's settings."""
-    return {
-        name: value for name, value in flatten_mapping(settings).items() if not {"origin", "code"} & {*name.split(".")}
-    }
 
 
 def _fetch_revision(name: str, folder: Path) -> None:

@@ -53,13 +53,7 @@ def open_run_on_cpu(files: RunFiles) -> Run:
 
 
 def list_batches(run: Run, client: int, round_number: int, stream: str) -> list[list[int]]:
-    """List the samples of each training step of a client in a round, in the Train passes of a stream.
-
-    Raises
-    ------
-    SettingsError
-        The client is held out, or there is no pass with this stream.
-    """
+    """List the samples of each training step of a client in a round, in the Train passes of a stream."""
     if client not in run.clients.ids:
         raise SettingsError(f"client: {client} is held out and has no batches. Use one of {list(run.clients.ids)}.")
     algorithm = run.algorithm.bind_round(round_number, run.settings.seed)
@@ -86,13 +80,7 @@ def load_clients(files: RunFiles) -> FederatedData:
 def load_model(
     run: Run, round_number: int, client: int | None, class_names: Sequence[str], provenance: dict[str, Any]
 ) -> FittedNetwork:
-    """Load the global model after a round, or a client's personal model.
-
-    Raises
-    ------
-    SettingsError
-        The method has no such model.
-    """
+    """Load the global model after a round, or a client's personal model, if the method has it."""
     shape = store.read_dataset_info(get_data_paths(run.settings)["data set"]).shape  # run.clients may have features
     tensors = (
         _compute_global_model(run, round_number)

@@ -32,21 +32,11 @@ from fedpipe.settings.base import KEY_PATTERN
 
 @dataclass(frozen=True)
 class UnneededFiles:
-    """Files that no study or commit needs.
-
-    Parameters
-    ----------
-    paths
-        Its folder, or its files.
-    size
-        Bytes.
-    uncached_count
-        Number of its files that are not in DVC's cache and would be lost.
-    """
+    """A folder, or files, that no study or commit needs."""
 
     paths: tuple[Path, ...]
-    size: int
-    uncached_count: int
+    size: int  #: in bytes
+    uncached_count: int  #: number of its files that are not in DVC's cache and would be lost
 
     @classmethod
     def from_paths(cls, paths: Iterable[Path], cache: Path) -> UnneededFiles:
@@ -62,15 +52,7 @@ class UnneededFiles:
 
 
 def find_unneeded_files() -> list[UnneededFiles]:
-    """Find everything that no study or commit needs, in order of path.
-
-    Raises
-    ------
-    SettingsError
-        A study can't be planned, so its runs are unknown.
-    ArtifactError
-        The current folder is not in a repository of git and DVC.
-    """
+    """Find everything that no study or commit needs, in order of path."""
     cache = Path(_run_command("dvc", "cache", "dir")) / "files" / "md5"
     runs, needed_partitions, needed_data = _find_needed_paths()
     runs |= _find_named_runs(_read_committed_keys())
@@ -113,13 +95,7 @@ def is_recorded_by_dvc(path: Path) -> bool:
 
 
 def remove_files(unneeded_files: Iterable[UnneededFiles]) -> None:
-    """Delete cached files from the workspace.
-
-    Raises
-    ------
-    ArtifactError
-        Something is not in DVC's cache. Nothing is removed.
-    """
+    """Delete files from the workspace, if all of them are in DVC's cache."""
     unneeded_files = list(unneeded_files)
     for entry in unneeded_files:
         if entry.uncached_count:

@@ -74,13 +74,7 @@ def get_client_number(client: int | str, names: Sequence[str]) -> int:
 
 
 def read_current_plan(params: Path) -> Plan:
-    """Read the plan of a study, if it is that of the current file and code.
-
-    Raises
-    ------
-    ArtifactError
-        The plan does not exist, or it is outdated.
-    """
+    """Read the plan of a study, which must be that of the current file and code."""
     if not params.is_file():
         raise SettingsError(f"{params}: the file does not exist. Use a study file, or a folder of results.")
     plan = Plan.read_study(params, layout.FULL_PRESET)

@@ -38,28 +38,11 @@ TABLES = ("results.md", "results.csv")  #: tables whose cells can be traced
 
 
 def collect_cell_provenance(table: Path, cell: str) -> dict[str, Any]:
-    """Trace a cell to everything that it was computed from.
+    """Trace a cell, such as ``ALGORITHM.POINT.PROTOCOL``, to everything that it was computed from.
 
-    Parameters
-    ----------
-    table
-        ``results.md`` or ``results.csv`` of a study.
-    cell
-        ``ALGORITHM.PROTOCOL``, or ``ALGORITHM.POINT.PROTOCOL`` with a grid.
-
-    Returns
-    -------
-    dict
-        The number, how it was reported, the settings that all runs have in common, and for each run its other settings,
-        the artifacts with their checked SHA-256, the partition, the data set, the versions that made it, and the
-        commit that first recorded it.
-
-    Raises
-    ------
-    SettingsError
-        The cell does not exist.
-    ArtifactError
-        The table differs from the one of the plan's runs, or an artifact is missing or damaged.
+    The result contains the number, how it was reported, the settings that all runs have in common, and for each run its
+    other settings, the artifacts with their checked SHA-256, the partition, the data set, the versions that made it,
+    and the commit that first recorded it. The table must be the one of the plan's runs.
     """
     if table.parent.name != "tables" or table.name not in TABLES:
         raise SettingsError(

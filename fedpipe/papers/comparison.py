@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, TypeAlias, cast, get_args
+from typing import Literal, NamedTuple, TypeAlias, cast
 
 import pandas as pd
 
@@ -90,18 +90,8 @@ class ComparedCell:
 
     cell_id: CellId
     published_number: PublishedNumber | None
-    measurement: MeasuredCell | None
+    measurement: MeasuredCell
     verdict: Verdict | None
-
-    @property
-    def measured_number(self) -> RunMean | None:
-        """The measured number."""
-        return self.measurement.number if self.measurement else None
-
-    @property
-    def missing_reason(self) -> str:
-        """The reason why there is no measurement."""
-        return (self.measurement.reason if self.measurement else "") or NOT_RUN
 
     @property
     def verdict_text(self) -> str:
@@ -110,7 +100,7 @@ class ComparedCell:
             return AGREES if self.verdict.agrees else DIFFERS
         if self.published_number is None or self.published_number.status == "absent":
             return UNPUBLISHED
-        if self.measurement and self.measured_number:
+        if self.measurement.number:
             return ON_GENERATED_DATA if self.measurement.is_generated else UNJUDGED
         return UNMEASURED
 
@@ -141,30 +131,20 @@ class PaperComparison:
 
 def compare_with_published_cells(measured_cells: Mapping[CellId, MeasuredCell], preset: Preset) -> PaperComparison:
     """Join measured with published cells, and judge what the preset allows: values only at preset ``full``."""
-    if preset not in get_args(Preset):
-        raise ValueError(f"preset {preset!r} is unknown. Use one of {', '.join(get_args(Preset))}.")
-    known_ids = set(list_all_cell_ids())
     all_measured = dict(measured_cells)
     for cell_id, cell in measured_cells.items():
-        name = f"measured cells: {tuple(cell_id)}"
-        if cell_id not in known_ids:
-            raise ValueError(f"{name} is not a cell of a paper.")
         if cell_id.metric == "accuracy_pct" and cell.number:
+            name = f"measured cells: {tuple(cell_id)}"
             if not 0 <= cell.number.mean <= 100:
                 raise ValueError(f"{name}: {cell.number.mean} is not an accuracy in percent.")
             if cell.test_samples is None or cell.classes is None:
                 raise ValueError(f"{name}: an accuracy needs its numbers of test samples and classes.")
     for paper in layouts.load_papers().values():
-        derived_cells = _compute_derived_cells(paper, all_measured)
-        for cell_id in derived_cells.keys() & measured_cells.keys():
-            raise ValueError(
-                f"measured cells: {tuple(cell_id)} is computed from other cells. Remove it from the measured cells."
-            )
-        all_measured |= derived_cells
+        all_measured = _add_derived_cells(paper, all_measured)
     columns = _pair_targets_with_measured_means({} if preset == "smoke" else all_measured)
-    cells = {}
+    cells, missing = {}, MeasuredCell(None, reason=NOT_RUN)
     for cell_id in list_all_cell_ids():
-        pair = published.load_published_numbers().get(cell_id), all_measured.get(cell_id)
+        pair = published.load_published_numbers().get(cell_id), all_measured.get(cell_id, missing)
         spread = _pool_standard_deviations(*columns.get(_get_column_key(cell_id), ({}, {})))
         cells[cell_id] = ComparedCell(
             cell_id, *pair, _compute_cell_verdict(*pair, spread) if preset == "full" else None
@@ -177,10 +157,9 @@ def encode_comparison_csv(comparison: PaperComparison) -> bytes:
     rows = []
     for cell_id, number in published.load_published_numbers().items():
         cell = comparison.cells[cell_id]
-        ours = cell.measured_number or RunMean(math.nan)
-        keys = " ".join(cell.measurement.keys) if cell.measurement else ""
+        ours = cell.measurement.number or RunMean(math.nan)
         numbers = number.mean, number.std, number.runs, number.status, ours.mean, ours.std, ours.runs
-        origin = "; ".join(dict.fromkeys(cell.measurement.origins.values())) if cell.measurement else ""
+        keys, origin = " ".join(cell.measurement.keys), "; ".join(dict.fromkeys(cell.measurement.origins.values()))
         rows.append((*cell_id, *numbers, comparison.preset, cell.verdict_text, keys, origin))
     frame = pd.DataFrame(rows, columns=list(CSV_COLUMNS)).astype({"published_runs": "Int64", "measured_runs": "Int64"})
     return frame.to_csv(index=False, lineterminator="\n").encode()
@@ -218,16 +197,14 @@ def compute_claim_checks(paper: Paper, name: str, claim: Claim, comparison: Pape
     return checks
 
 
-def _compute_cell_verdict(
-    number: PublishedNumber | None, cell: MeasuredCell | None, spread: Spread | None
-) -> Verdict | None:
+def _compute_cell_verdict(number: PublishedNumber | None, cell: MeasuredCell, spread: Spread | None) -> Verdict | None:
     """Whether a measured value agrees: the interval of the difference contains zero, or a formula's value is equal.
 
     The interval includes the sampling error and, if the table has it, the variation between partitions.
 
     A method that failed in the paper agrees if a run diverged, or if it is not above twice the accuracy of chance.
     """
-    if number is None or cell is None or cell.number is None or cell.is_generated:
+    if number is None or cell.number is None or cell.is_generated:
         return None
     if number.status == "target":
         table = layouts.load_papers()[number.cell_id.paper].tables.get(number.cell_id.table)
@@ -305,8 +282,8 @@ def _compute_claim_contrast(
     return contrasts.compute_contrast(numbers[claim.row], numbers[best], spread, partition_spread), best
 
 
-def _compute_derived_cells(paper: Paper, measured_cells: Mapping[CellId, MeasuredCell]) -> dict[CellId, MeasuredCell]:
-    """Rows that are differences of rows, then numbers in running text, as far as their cells were measured."""
+def _add_derived_cells(paper: Paper, measured_cells: Mapping[CellId, MeasuredCell]) -> dict[CellId, MeasuredCell]:
+    """Add rows that are differences of rows, then numbers in running text, as far as their cells were measured."""
     cells = dict(measured_cells)
     differences = [
         (paper.make_cell_id(name, row, column), [(name, operand, column) for operand in entry.minus], 1.0)
@@ -327,6 +304,6 @@ def _compute_derived_cells(paper: Paper, measured_cells: Mapping[CellId, Measure
             name, row = text.largest
             gains = [cells.get(paper.make_cell_id(name, row, column)) for column in paper.tables[name].column_paths]
             measured = [(cell.number.mean, index) for index, cell in enumerate(gains) if cell and cell.number]
-            best = gains[max(measured)[1]] if len(measured) == len(gains) else None
-            cells |= {paper.make_prose_number_id(text): best} if best else {}
-    return {cell_id: cell for cell_id, cell in cells.items() if measured_cells.get(cell_id) is not cell}
+            if len(measured) == len(gains) and (best := gains[max(measured)[1]]):
+                cells[paper.make_prose_number_id(text)] = best
+    return cells

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -113,11 +113,10 @@ def _plot_figure(paper: Paper, figure: Figure, find_study: StudyFinder) -> SvgFi
     if figure.form == "none":
         return figure.reason
     runs, missing = _select_figure_runs(paper, figure, find_study)
-    rows = FRAME_BUILDERS[figure.form](figure, runs) if runs else []
-    if not len(rows):
+    frame = FRAME_BUILDERS[figure.form](figure, runs) if runs else pd.DataFrame()
+    if frame.empty:
         reason = comparison.NOT_RUN if not runs else "its diagnostics have not run"
         return f"Not drawn: {next(iter(missing), reason)}."
-    frame = pd.DataFrame(rows)
     texts = [f"{', '.join(dict.fromkeys(names))} ({reason})" for reason, names in missing.items()]
     csv = frame.to_csv(index=False, lineterminator="\n", float_format="%.6g")
     is_generated = any(run.study.get_run(run.cell).is_generated for run in runs)
@@ -185,43 +184,38 @@ def _get_parameter_symbol(name: str) -> str:
     return SYMBOLS.get(last_part, last_part)
 
 
-Rows = list[dict[str, Any]] | pd.DataFrame
-
-
-def _average_over_seeds(rows: pd.DataFrame) -> Rows:
+def _average_over_seeds(rows: pd.DataFrame) -> pd.DataFrame:
     """Mean and, if there are several seeds, standard deviation of ``value`` and their number."""
     if rows.empty:
-        return []
+        return rows
     keys = [name for name in rows if name != "value"]
     frame = rows.groupby(keys, sort=False)["value"].agg(["mean", "std", "count"]).reset_index()
     frame = frame.rename(columns={"count": "seeds"})
     return frame.drop(columns=["std", "seeds"]) if frame["seeds"].max() < 2 else frame
 
 
-def _build_curves_data(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
-    frames = []
-    for run in runs:
-        if figure.measures == ("accuracy",):
-            curves = {run.panel: run.study.get_accuracy_curve(run.cell)}
-        else:
-            metrics = run.study.get_local_run(run.cell).metrics
-            metrics = metrics[(metrics["protocol"] == "personal-on-train") & (metrics["total"] > 0)]
-            groups = metrics.groupby("client") if "client" in figure.panels else [("", metrics)]
-            curves = {
-                f"client {client}" if client != "" else run.panel: _compute_training_loss(rows_)
-                for client, rows_ in groups
-            }
-        frames += [curve.assign(panel=panel, line=run.line) for panel, curve in curves.items()]
+def _build_curves_data(figure: Figure, runs: Sequence[FigureRun]) -> pd.DataFrame:
+    build_curve = _get_accuracy_curve if figure.measures == ("accuracy",) else _compute_training_loss
+    frames = [build_curve(figure, run).assign(line=run.line) for run in runs]
     return _average_over_seeds(pd.concat(frames)[["panel", "line", "x", "value"]])
 
 
-def _compute_training_loss(metrics: pd.DataFrame) -> pd.DataFrame:
-    """The training loss by round, over all samples."""
-    sums = metrics.assign(loss=metrics["loss"] * metrics["total"]).groupby("round")[["loss", "total"]].sum(skipna=False)
-    return pd.DataFrame({"x": sums.index, "value": sums["loss"] / sums["total"]})
+def _get_accuracy_curve(figure: Figure, run: FigureRun) -> pd.DataFrame:
+    return run.study.get_accuracy_curve(run.cell).assign(panel=run.panel)
 
 
-def _build_sweep_data(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
+def _compute_training_loss(figure: Figure, run: FigureRun) -> pd.DataFrame:
+    """The training loss by round, over all samples, or in panels over those of each client."""
+    metrics = run.study.get_local_run(run.cell).metrics
+    metrics = metrics[(metrics["protocol"] == "personal-on-train") & (metrics["total"] > 0)]
+    keys = ["client", "round"] if "client" in figure.panels else ["round"]
+    sums = metrics.assign(loss=metrics["loss"] * metrics["total"]).groupby(keys)[["loss", "total"]].sum(skipna=False)
+    sums = sums.reset_index()
+    panel = "client " + sums["client"].astype(str) if "client" in keys else run.panel
+    return pd.DataFrame({"panel": panel, "x": sums["round"], "value": sums["loss"] / sums["total"]})
+
+
+def _build_sweep_data(figure: Figure, runs: Sequence[FigureRun]) -> pd.DataFrame:
     from fedpipe.engine.diagnostics import head_norms  # with torch
 
     rows = []
@@ -243,26 +237,16 @@ def _build_sweep_data(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
     return _average_over_seeds(pd.DataFrame(rows))
 
 
-def _build_rounds_to_targets_data(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
+def _build_rounds_to_targets_data(figure: Figure, runs: Sequence[FigureRun]) -> pd.DataFrame:
     frame = pd.concat([run.study.get_accuracy_curve(run.cell).assign(panel=run.panel, line=run.line) for run in runs])
     return compute_rounds_to_targets(frame)
 
 
 def compute_rounds_to_targets(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rounds until the mean over seeds has a fraction of FedAvg's last accuracy.
+    """Rounds until the mean over seeds has a fraction of FedAvg's last accuracy, or NaN if it is never reached.
 
-    The paper's targets are not in its text.
-
-    Parameters
-    ----------
-    frame
-        Accuracies in percent: ``panel``, ``line``, ``x`` (round) and ``value``.
-
-    Returns
-    -------
-    pandas.DataFrame
-        ``panel``, ``target``, ``line``, and the round as ``value``, which is NaN if a method does not reach the target.
-        If there are several seeds, also their number.
+    The paper's targets are not in its text. ``frame`` has accuracies in percent as ``value`` by ``panel``, ``line`` and
+    round (``x``).
     """
     rows = []
     for panel, curves in frame.groupby("panel", sort=False):
@@ -279,7 +263,7 @@ def compute_rounds_to_targets(frame: pd.DataFrame) -> pd.DataFrame:
     return rounds if rounds["seeds"].max() > 1 else rounds.drop(columns="seeds")
 
 
-def _count_samples_by_client_and_class(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
+def _count_samples_by_client_and_class(figure: Figure, runs: Sequence[FigureRun]) -> pd.DataFrame:
     """The number of each client's training samples of each class, in the first run of each panel."""
     frames: dict[str, pd.DataFrame] = {}
     for run in runs:
@@ -295,7 +279,7 @@ def _count_samples_by_client_and_class(figure: Figure, runs: Sequence[FigureRun]
     return pd.concat(frames.values())
 
 
-def _build_head_norms_data(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
+def _build_head_norms_data(figure: Figure, runs: Sequence[FigureRun]) -> pd.DataFrame:
     """Class fractions of clients, then relative norms of heads: local models by client, other models by class."""
     frames: list[pd.DataFrame] = []
     for run, model, norms in _iterate_head_norms(runs):
@@ -310,7 +294,7 @@ def _build_head_norms_data(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
         panel = ", ".join([run.method, *changes, f"{model} models"])
         frames.append(norms.assign(panel=panel, value=norms["relative"]))
     if not frames:
-        return []
+        return pd.DataFrame()
     frame = pd.concat(frames).fillna({"value": 0.0}).rename(columns={"owner": "row", "class": "column"})
     return frame[["panel", "row", "column", "value"]].drop_duplicates(["panel", "row", "column"])
 
@@ -324,7 +308,7 @@ def _iterate_head_norms(runs: Iterable[FigureRun]) -> Iterator[tuple[FigureRun, 
             yield from ((run, str(model), norms) for model, norms in groups if not models or model in models)
 
 
-def _build_matrices_data(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
+def _build_matrices_data(figure: Figure, runs: Sequence[FigureRun]) -> pd.DataFrame:
     """Soft labels (SL) and class relations (CR) of global models on the global test set after the last round."""
     frame = pd.concat(read_last_measured_matrices(run.cell.merged_files).assign(panel=run.panel) for run in runs)
     classes = [name for name in frame if str(name).isdecimal()]
@@ -335,7 +319,7 @@ def _build_matrices_data(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
     return pd.DataFrame(long, columns=["panel", "row", "column", "value", "measure"])
 
 
-def _build_diagnostics_data(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
+def _build_diagnostics_data(figure: Figure, runs: Sequence[FigureRun]) -> pd.DataFrame:
     """Rows of the form's diagnostic."""
     kind, build_rows = DIAGNOSTICS[figure.form]
     tables = [
@@ -343,10 +327,10 @@ def _build_diagnostics_data(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
         for run in runs
         for table in run.study.load_diagnostics(kind, run.cell)
     ]
-    return build_rows(tables) if tables else []
+    return build_rows(tables) if tables else pd.DataFrame()
 
 
-def _build_class_fractions_and_norms_data(tables: Sequence[pd.DataFrame]) -> Rows:
+def _build_class_fractions_and_norms_data(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """Class fractions and norms of a few clients, beginning with counterexamples, which the paper also shows."""
     frames = []
     for table in tables:
@@ -358,18 +342,18 @@ def _build_class_fractions_and_norms_data(tables: Sequence[pd.DataFrame]) -> Row
     return pd.concat(frames).assign(norm=lambda rows: rows["relative"])[["panel", "class", "share", "norm", "contrary"]]
 
 
-def _build_surface_data(tables: Sequence[pd.DataFrame]) -> Rows:
+def _build_surface_data(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
     return pd.concat(tables).rename(columns={"loss": "value"})[["panel", "x", "y", "value"]]
 
 
-def _build_layer_gradient_norms_data(tables: Sequence[pd.DataFrame]) -> Rows:
+def _build_layer_gradient_norms_data(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """Norms of the gradients on each client's data: mean and standard deviation over the clients."""
     frame = pd.concat(tables).query("client >= 0").rename(columns={"layer": "position", "name": "layer"})
     norms = frame.groupby(["line", "position", "layer"], sort=False)["norm"].agg(["mean", "std"])
     return norms.reset_index().drop(columns="position")
 
 
-def _build_class_share_curves_data(tables: Sequence[pd.DataFrame]) -> Rows:
+def _build_class_share_curves_data(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """The estimated class shares of the first client by step, without WDR and with it."""
     frame = pd.concat([table[table["client"] == table["client"].min()] for table in tables])
     frame = frame.assign(panel=np.where(frame["method"] == "cwfedavg", "with WDR", "without WDR"))
@@ -378,14 +362,14 @@ def _build_class_share_curves_data(tables: Sequence[pd.DataFrame]) -> Rows:
 
 
 #: Kind of diagnostic of each form, and the rows of its tables.
-DIAGNOSTICS: Mapping[str, tuple[str, Callable[[Sequence[pd.DataFrame]], Rows]]] = {
+DIAGNOSTICS: Mapping[str, tuple[str, Callable[[Sequence[pd.DataFrame]], pd.DataFrame]]] = {
     "shares": ("head-norms", _build_class_fractions_and_norms_data),
     "features": ("features", lambda tables: tables[0][["kind", "class", "x", "y"]]),
     "surface": ("surface", _build_surface_data),
     "layers": ("gradients", _build_layer_gradient_norms_data),
     "traces": ("locals", _build_class_share_curves_data),
 }
-FRAME_BUILDERS: Mapping[str, Callable[[Figure, Sequence[FigureRun]], Rows]] = {
+FRAME_BUILDERS: Mapping[str, Callable[[Figure, Sequence[FigureRun]], pd.DataFrame]] = {
     "curves": _build_curves_data,
     "sweep": _build_sweep_data,
     "bars": _build_rounds_to_targets_data,

@@ -19,20 +19,6 @@ from fedpipe.papers.published import CellId
 
 PAPER_STEMS = ("feddw", "feddual", "pfps_lwc", "cwfedavg")
 TEXT_TABLE = "text"  #: the table of numbers in running text
-FigureForm: TypeAlias = Literal[
-    "none",
-    "curves",
-    "sweep",
-    "bars",
-    "counts",
-    "norms",
-    "matrices",
-    "shares",
-    "features",
-    "surface",
-    "layers",
-    "traces",
-]
 MethodKind: TypeAlias = Literal["global", "personal"]
 
 
@@ -167,12 +153,14 @@ class RunSelection(_LayoutModel):
 class Figure(RunSelection):
     """A figure: its form, the paper's claim, and its runs, from its selection and those of ``more_runs``.
 
+    ``form`` is a key of `fedpipe.papers.figures.FRAME_BUILDERS`, or ``none``.
+
     ``panels`` and ``lines`` name the values by which a run is in a panel and on a line (of the grid, ``algorithm`` or
     ``client``). ``x`` is the name of the grid on the horizontal axis, and ``x_label`` may name each panel's.
     ``measures`` are on the vertical axis. ``error`` is R, the error of the estimated class shares.
     """
 
-    form: FigureForm
+    form: str
     statement: str
     reason: str = "A diagram: it contains no measurements."
     more_runs: tuple[RunSelection, ...] = ()
@@ -242,12 +230,10 @@ class Paper(_LayoutModel):
 @functools.cache
 def load_papers() -> dict[str, Paper]:
     """The four papers by their names."""
-    papers_by_name = {}
-    for stem in PAPER_STEMS:
-        text = resources.files(__package__).joinpath(f"{stem}.yaml").read_text(encoding="utf-8")
-        paper = Paper.model_validate({"stem": stem, **yaml.safe_load(text)})
-        papers_by_name[paper.paper] = paper
-    return papers_by_name
+    folder = resources.files(__package__)
+    texts = {stem: folder.joinpath(f"{stem}.yaml").read_text(encoding="utf-8") for stem in PAPER_STEMS}
+    papers = [Paper.model_validate({"stem": stem, **yaml.safe_load(text)}) for stem, text in texts.items()]
+    return {paper.paper: paper for paper in papers}
 
 
 def _iterate_column_paths(

@@ -7,6 +7,7 @@ escaped. Figures are images, in which a browser runs no script either.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -30,11 +31,6 @@ from fedpipe.report.words import DASH
 
 KINDS = get_args(MethodKind)
 SIGNS = {comparison.AGREES: "✓", comparison.DIFFERS: "✗"}
-PRESET_DESCRIPTIONS: dict[Preset, str] = {
-    "full": "All settings are those of the paper, or follow our readings of it.",
-    "reduced": "Runs are shorter and use less data, as the study files declare. Only the order of methods is judged.",
-    "smoke": "A few rounds on a few samples, to check that everything runs. No number is judged.",
-}
 #: A figure, or the reason why it is missing, by paper and heading.
 Figures = Mapping[tuple[str, str], SvgFigure | str]
 
@@ -77,34 +73,28 @@ def write_pages(
 
     ``preset_descriptions`` describe, by paper and study, what the preset changes in the study.
     """
-    papers = layouts.load_papers().values()
-    known_figures = {(paper.paper, heading) for paper in papers for heading in paper.figures}
-    if unknown_figures := sorted(figures.keys() - known_figures):
-        raise ValueError(f"figures: {unknown_figures[0]} is not a figure of a paper.")
     paper_comparison = comparison.compare_with_published_cells(measured_cells, preset)
     context = {
         "comparison": paper_comparison,
         "figures": figures,
+        "drawn": Counter(paper for (paper, _), figure in figures.items() if isinstance(figure, SvgFigure)),
         "about": commit_info,
         "changes": preset_descriptions or {},
     }
-    context["drawn"] = Counter(paper for (paper, _), figure in figures.items() if isinstance(figure, SvgFigure))
     templates = _build_template_environment()
     page = templates.get_template("paper.html")
-    pages = {f"{paper.stem}.html": page.render(context, paper=paper) for paper in papers}
-    pages["index.html"] = templates.get_template("index.html").render(context, paper=None)
-    for name, text in pages.items():
-        files.write_bytes(folder / name, text.encode())
-    files.write_bytes(folder / "cells.csv", comparison.encode_comparison_csv(paper_comparison))
-    (folder / "figures").mkdir(exist_ok=True)  # the rule's output, also if none is drawn
-    for paper, heading in known_figures:
-        figure = figures.get((paper, heading))
-        for suffix in ("svg", "csv"):
-            path = folder / get_figure_path(layouts.load_papers()[paper], heading, suffix)
+    (folder / "figures").mkdir(parents=True, exist_ok=True)  # the rule's output, also if none is drawn
+    for paper in layouts.load_papers().values():
+        files.write_bytes(folder / f"{paper.stem}.html", page.render(context, paper=paper).encode())
+        for heading, suffix in itertools.product(paper.figures, ("svg", "csv")):
+            path, figure = folder / get_figure_path(paper, heading, suffix), figures.get((paper.paper, heading))
             if isinstance(figure, SvgFigure):
                 files.write_bytes(path, getattr(figure, suffix).encode())
             else:
                 path.unlink(missing_ok=True)
+    index = templates.get_template("index.html").render(context, paper=None)
+    files.write_bytes(folder / "index.html", index.encode())
+    files.write_bytes(folder / "cells.csv", comparison.encode_comparison_csv(paper_comparison))
     return paper_comparison
 
 
@@ -127,7 +117,6 @@ def _build_template_environment() -> jinja2.Environment:
         papers=layouts.load_papers(),
         DASH=DASH,
         HERE=HERE,
-        PRESETS=PRESET_DESCRIPTIONS,
         SIGNS=SIGNS,
         STATUSES=published.STATUS_MEANINGS,
         UNPUBLISHED=comparison.UNPUBLISHED,
@@ -137,28 +126,21 @@ def _build_template_environment() -> jinja2.Environment:
 def summarize_tables(paper: Paper, tables: list[str], paper_comparison: PaperComparison) -> TableSummary:
     """Numbers of cells by verdict, mean taus, and confirmed winners. Of several tables, without repeated cells."""
     cells = [
-        paper_comparison.cells[cell_id]
+        cell
         for name in tables
-        for cell_id in comparison.list_table_cell_ids(paper, name)
-        if len(tables) == 1 or not paper.find_original_cell(cell_id)
+        for cell in get_compared_cells(paper, name, paper_comparison).values()
+        if len(tables) == 1 or not paper.find_original_cell(cell.cell_id)
     ]
     counts = Counter(cell.verdict_text for cell in cells)
-    counts |= Counter({"all": len(cells), "measured": sum(cell.measured_number is not None for cell in cells)})
-    columns = dict.fromkeys((paper.paper, cell.cell_id.table, cell.cell_id.column) for cell in cells)
-    orders = [(key[3], order) for key, order in paper_comparison.orders.items() if key[:3] in columns]
-    taus = {kind: [order.tau for name, order in orders if name == kind and order.tau is not None] for kind in KINDS}
+    counts |= Counter({"all": len(cells), "measured": sum(cell.measurement.number is not None for cell in cells)})
+    columns = {(paper.paper, cell.cell_id.table, cell.cell_id.column) for cell in cells}
+    orders = {key: order for key, order in paper_comparison.orders.items() if key[:3] in columns}
+    taus = [[order.tau for key, order in orders.items() if key[3] == kind and order.tau is not None] for kind in KINDS]
     # without an order of all methods, a column has methods of one kind
-    winners = {
-        key[:3]: paper_comparison.orders[key]
-        for key in sorted(paper_comparison.orders, reverse=True)
-        if key[:3] in columns
-    }
+    winners = {key[:3]: orders[key] for key in sorted(orders, reverse=True)}
     confirmed = f"{sum(order.is_winner_confirmed for order in winners.values())} of {len(winners)}" if winners else DASH
-    return TableSummary(counts, [_format_mean(values) for values in taus.values()], confirmed)
-
-
-def _format_mean(values: list[float]) -> str:
-    return f"{np.mean(values):.2f}".replace("-", "−") if values else DASH
+    mean_taus = [f"{np.mean(values):.2f}".replace("-", "−") if values else DASH for values in taus]
+    return TableSummary(counts, mean_taus, confirmed)
 
 
 def summarize_main_claim(paper: Paper, paper_comparison: PaperComparison) -> ClaimSummary:

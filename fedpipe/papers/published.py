@@ -9,12 +9,11 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import pandas as pd
 
-Status: TypeAlias = Literal["target", "failed", "absent", "suspect", "formula", "setting", "derived", "claim"]
-STATUS_MEANINGS: dict[Status, str] = {  #: for readers
+STATUS_MEANINGS = {  #: of each status, for readers
     "target": "a value to reproduce",
     "failed": "failed in the paper: it crashed or did not converge",
     "absent": "our copy of the paper lacks the table's numbers",
@@ -45,7 +44,7 @@ class PublishedNumber:
     mean: float | None
     std: float | None
     runs: int | None
-    status: Status
+    status: str
     notes: str
 
 
@@ -61,15 +60,8 @@ def load_published_numbers() -> dict[CellId, PublishedNumber]:
 def _parse_published_number(row: dict[Any, Any]) -> PublishedNumber:
     cell_id = CellId(*(row[name] for name in CellId._fields))
     mean, std = (float(row[name]) if row[name] else None for name in ("mean", "std"))
-    return PublishedNumber(
-        cell_id,
-        _format_published_value(row),
-        mean,
-        std,
-        int(row["runs"]) if row["runs"] else None,
-        row["status"],
-        row["notes"],
-    )
+    runs = int(row["runs"]) if row["runs"] else None
+    return PublishedNumber(cell_id, _format_published_value(row), mean, std, runs, row["status"], row["notes"])
 
 
 def _format_published_value(row: dict[Any, Any]) -> str:

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -93,15 +92,7 @@ class Recomputation:
 
 
 def draw_random_rounds(studies: list[Path], preset: str, count: int, rng: random.Random) -> list[DrawnRound]:
-    """Draw stored runs of these studies at a preset, and an evaluated round of each.
-
-    Raises
-    ------
-    SettingsError
-        There is no stored run.
-    ArtifactError
-        A store is damaged.
-    """
+    """Draw stored runs of these studies at a preset, and an evaluated round of each."""
     all_runs = [(study, run) for study in studies for run in RunStore.read(study).runs]
     runs = [(study, run) for study, run in all_runs if run.preset == preset]
     if not runs:
@@ -116,13 +107,6 @@ def recompute_round(drawn_round: DrawnRound) -> Recomputation:
     """Train a run again with today's code, in a temporary folder, and compare the accuracies of a round.
 
     Missing data and partitions are stored in `results`, as `fedpipe run` does.
-
-    Raises
-    ------
-    ArtifactError
-        The study now has other settings.
-    SettingsError
-        The study can't be planned, or data are missing.
     """
     stored_run = drawn_round.run
     plan = planner.make_plan(drawn_round.study, stored_run.preset)
@@ -149,7 +133,7 @@ def recompute_round(drawn_round: DrawnRound) -> Recomputation:
         for _ in run.run_segment(drawn_round.round):
             pass
         metrics = files.table_to_frame(collect.merge_rounds(run_files, drawn_round.round).metrics)
-    frame = results.compute_accuracies(metrics)
+    environment, frame = run.get_environment(), results.compute_accuracies(metrics)
     frame = frame[frame["average"] == stored_run.curves[0].average]
     current_digests = stored_runs.get_code_and_sample_digests(vars(settings), code_digest.compute_shared_code_digest())
     return Recomputation(
@@ -158,7 +142,11 @@ def recompute_round(drawn_round: DrawnRound) -> Recomputation:
         _select_accuracies_of_round(frame, drawn_round.round),
         (
             *stored_run.list_code_and_sample_changes(current_digests),
-            *_list_environment_changes(stored_run, run.get_environment()),
+            *(
+                f"{name} {getattr(stored_run, name)} (now {environment[name]})"
+                for name in ENVIRONMENT_KEYS
+                if getattr(stored_run, name) != environment[name]
+            ),
         ),
     )
 
@@ -186,11 +174,3 @@ def _select_accuracies_of_round(accuracies: pd.DataFrame, round_number: int) -> 
         protocol: float(stored_runs.format_stored_accuracy(value))
         for protocol, value in zip(rows["protocol"], rows["accuracy"], strict=True)
     }
-
-
-def _list_environment_changes(stored_run: StoredRun, environment: Mapping[str, Any]) -> list[str]:
-    return [
-        f"{name} {getattr(stored_run, name)} (now {environment[name]})"
-        for name in ENVIRONMENT_KEYS
-        if getattr(stored_run, name) != environment[name]
-    ]

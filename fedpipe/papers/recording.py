@@ -34,13 +34,6 @@ def record_runs_of_studies(paths: list[Path], preset: str) -> Iterator[RecordedS
     """Record the finished runs of all studies that are planned at a preset.
 
     Stored runs stay as they are, also if they are not on this machine. Studies without finished runs are omitted.
-
-    Raises
-    ------
-    SettingsError
-        No study has a finished run.
-    ArtifactError
-        A store is damaged, or a file of a run is.
     """
     commit, is_empty = commits.read_code_commit(), True
     for path in paths:
@@ -88,8 +81,6 @@ def make_stored_run(plan: Plan, cells: list[Cell], commit: str) -> StoredRun:
     planned_run = plan.get_run(cell)
     run = LocalRun(cell, planned_run, plan.report.average)
     environment = results.join_environments(run.times["made_by"])
-    digests = stored_runs.get_code_and_sample_digests(run.settings, environment["shared"])
-    samples = digests.pop(stored_runs.SAMPLES)
     is_current = environment["shared"] == code_digest.compute_shared_code_digest()
     seconds = pd.DataFrame(run.times["rounds"])[list(results.TIMED_PHASES)].sum(axis=1)
     points = (results.describe_grid_point(results.format_grid_point(plan, each)) for each in cells)
@@ -102,8 +93,7 @@ def make_stored_run(plan: Plan, cells: list[Cell], commit: str) -> StoredRun:
         rounds=cell.rounds,
         key=cell.key,
         settings=stored_runs.compute_settings_digest(run.settings),
-        samples=samples,
-        **{f"{name.split()[0]}_code": digest for name, digest in digests.items()},
+        **stored_runs.get_code_and_sample_digests(run.settings, environment["shared"]),
         commit=commit if is_current or not commit else f"{commit}-other",
         date=f"{finished:%Y-%m-%d %H:%M}",
         **{name: environment[name] for name in ENVIRONMENT_FIELDS},

@@ -91,14 +91,9 @@ class LocalRun:
 
     def count_test_samples(self, protocol: str) -> int:
         """Number of test samples of the last round, each once. Clients have their own, or share the global ones."""
-        return count_test_samples(self.metrics, protocol)
-
-
-def count_test_samples(metrics: pd.DataFrame, protocol: str) -> int:
-    """Number of test samples of the last round, each once. Clients have their own, or share the global ones."""
-    frame = metrics[metrics["protocol"] == protocol]
-    by_client = frame[frame["round"] == frame["round"].max()]["total"]
-    return int(by_client.max() if protocol.endswith("-on-global") else by_client.sum())
+        rows = self.metrics[self.metrics["protocol"] == protocol]
+        by_client = rows[rows["round"] == rows["round"].max()]["total"]
+        return int(by_client.max() if protocol.endswith("-on-global") else by_client.sum())
 
 
 #: Reads a merged table of a run once, because many cells of the papers need it.

@@ -14,7 +14,7 @@ import io
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -28,9 +28,11 @@ from fedpipe.papers.runs import LocalRun, Traffic
 from fedpipe.planning.code_changes import COMPONENT_SECTIONS
 
 FOLDER = "measured"  #: name of the folder next to the studies
-SHARED_CODE = "shared code"
-SAMPLES = "samples"
-DIGEST_LABELS = {**COMPONENT_SECTIONS, SHARED_CODE: SHARED_CODE, SAMPLES: "samples (another copy of the data set)"}
+#: What the digests of a run identify, by the field of `StoredRun`.
+DIGEST_LABELS = {f"{section}_code": label for section, label in COMPONENT_SECTIONS.items()} | {
+    "shared_code": "shared code",
+    "samples": "samples (another copy of the data set)",
+}
 RESTORE_ADVICE = "Restore the file from git, or delete the lines of this run."
 Text = Annotated[str, Field(min_length=1)]
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{12}$")]
@@ -118,19 +120,9 @@ class StoredRun:
         """Number of test samples of the last round, each once."""
         return next(curve.test_samples for curve in self.curves if curve.protocol == protocol)
 
-    @property
-    def code_and_sample_digests(self) -> dict[str, str]:
-        """Digests of the code by the section of its component, of the shared code and of the samples."""
-        code = {name: getattr(self, f"{name.split()[0]}_code") for name in (*COMPONENT_SECTIONS, SHARED_CODE)}
-        return {**code, SAMPLES: self.samples}
-
     def list_code_and_sample_changes(self, current_digests: Mapping[str, str]) -> list[str]:
         """What differs now: components by their code, and the samples, compared with the current digests."""
-        return [
-            DIGEST_LABELS[name]
-            for name, digest in self.code_and_sample_digests.items()
-            if digest != current_digests[name]
-        ]
+        return [label for name, label in DIGEST_LABELS.items() if getattr(self, name) != current_digests[name]]
 
     def describe_origin(self, current_digests: Mapping[str, str]) -> str:
         """Describe the commit, the date, and what differs now."""
@@ -139,6 +131,7 @@ class StoredRun:
         return f"{origin}. Different now: {', '.join(changes)}" if changes else origin
 
 
+STORED_RUN = TypeAdapter(StoredRun)
 FinishedRun: TypeAlias = LocalRun | StoredRun  #: a run of a paper's study
 
 
@@ -151,13 +144,7 @@ class RunStore:
 
     @classmethod
     def read(cls, study: Path) -> RunStore:
-        """Read the stored runs of a study. A study without stored runs has none.
-
-        Raises
-        ------
-        ArtifactError
-            A file is damaged. The message contains its line.
-        """
+        """Read the stored runs of a study, and check each of them. A study without these files has none."""
         runs_path, accuracies_path = get_stored_runs_path(study), get_stored_accuracies_path(study)
         curves: dict[str, dict[tuple[str, ...], int]] = {}
         for line, (run_id, *values) in _read_csv_lines(accuracies_path, AccuracyCurve):
@@ -176,7 +163,10 @@ class RunStore:
                     f"{place}: run {run_id} was edited or is damaged, here or in {accuracies_path}, line {lines}. "
                     f"{RESTORE_ADVICE}"
                 )
-            runs[run_id] = _parse_run(place, fields | {"curves": curve_fields})
+            try:
+                runs[run_id] = STORED_RUN.validate_python(fields | {"curves": curve_fields})
+            except ValueError as error:
+                raise ArtifactError(f"{place}: {error}. {RESTORE_ADVICE}") from None
         for run_id in curves.keys() - runs.keys():
             line = min(curves[run_id].values())
             raise ArtifactError(f"{accuracies_path}, line {line}: {runs_path} has no run {run_id}. {RESTORE_ADVICE}")
@@ -239,9 +229,9 @@ def compute_settings_digest(settings: Mapping[str, Any]) -> str:
 
 
 def get_code_and_sample_digests(settings: Mapping[str, Any], shared_code: str) -> dict[str, str]:
-    """The digests of code in the content of a ``run.yaml`` by section, of the shared code and of the samples."""
-    code = {name: str(settings[name]["code"]) for name in COMPONENT_SECTIONS}
-    return {**code, SHARED_CODE: shared_code, SAMPLES: str(settings["dataset"]["sha256"])[:12]}
+    """The digests of code and samples in the content of a ``run.yaml``, by the fields of `StoredRun`."""
+    code = {f"{section}_code": str(settings[section]["code"]) for section in COMPONENT_SECTIONS}
+    return {**code, "shared_code": shared_code, "samples": str(settings["dataset"]["sha256"])[:12]}
 
 
 def format_stored_accuracy(accuracy: float) -> str:
@@ -322,15 +312,3 @@ def _encode_csv(kind: type[Any], lines: Iterable[Sequence[str]]) -> bytes:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([["id", *_list_csv_columns(kind)], *lines])
     return text.getvalue().encode()
-
-
-@cache
-def _get_type_adapter() -> TypeAdapter[StoredRun]:
-    return TypeAdapter(StoredRun)
-
-
-def _parse_run(location: str, fields: Mapping[str, Any]) -> StoredRun:
-    try:
-        return _get_type_adapter().validate_python(fields)
-    except ValueError as error:
-        raise ArtifactError(f"{location}: {error}. {RESTORE_ADVICE}") from None

@@ -1,13 +1,12 @@
 """A finished study of two algorithms, run once. Each test has its own copy."""
 
-import os
+import contextlib
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedpipe.engine import collect
 from fedpipe.planning.planner import NewPlan
 from fedpipe.report import contents
 from fedpipe.report.data import StudyData
@@ -19,23 +18,16 @@ ROUNDS = 3
 def finish(params: dict[str, Any]) -> NewPlan:
     """Run a study in the current folder, from its plan to its table."""
     new_plan = studies.prepare(params)
-    for planned_run, run in zip(new_plan.runs, studies.open_runs(new_plan), strict=True):
-        list(run.run_segment(planned_run.rounds))
-        collect.collect_rounds(run.files, planned_run.rounds, new_plan.keep_models)
+    studies.finish_study(new_plan)
     contents.write_report_files(contents.build_report_files(StudyData(new_plan)))
     return new_plan
 
 
 @pytest.fixture(scope="session")
 def finished_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder, previous_folder = tmp_path_factory.mktemp("finished"), Path.cwd()
-    params = studies.settings(("fedavg", "scaffold"), ROUNDS, study={"seeds": [0, 1]})
-    params["algorithms"]["scaffold"] = {}
-    os.chdir(folder)
-    try:
-        finish(params)
-    finally:
-        os.chdir(previous_folder)
+    folder = tmp_path_factory.mktemp("finished")
+    with contextlib.chdir(folder):
+        finish(studies.settings(("fedavg", "scaffold"), ROUNDS, study={"seeds": [0, 1]}))
     return folder
 
 

@@ -67,9 +67,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "results").mkdir()
     shutil.copy(ROOT / "results/.gitignore", folder / "results")
     run_command(folder, "git", "init", "-q", "-b", "main")
-    previous_folder = Path.cwd()
-    os.chdir(folder)
-    try:
+    with contextlib.chdir(folder):
         for tag, params in (
             ("v1", build_params(0.1)),
             ("v2", build_params(5.0)),
@@ -85,9 +83,13 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 run_command(folder, "git", "add", "-A")
                 run_command(folder, "git", "commit", "-qm", tag)
                 run_command(folder, "git", "tag", tag)
-    finally:
-        os.chdir(previous_folder)
     return folder
+
+
+@pytest.fixture
+def folder(history: Path, tmp_path: Path) -> Path:
+    """A copy of the history."""
+    return shutil.copytree(history, tmp_path / "copy", ignore=shutil.ignore_patterns("tmp"), symlinks=True)
 
 
 @pytest.fixture(scope="module")
@@ -159,11 +161,7 @@ def test_compare_with_one_revision_uses_workspace_and_default_is_head(history: P
 
 
 @pytest.mark.slow
-def test_compare_reads_missing_files_from_dvc_cache_or_prints_error(
-    history: Path, difference: str, tmp_path: Path
-) -> None:
-    folder = tmp_path / "copy"
-    shutil.copytree(history, folder, ignore=shutil.ignore_patterns("tmp"), symlinks=True)
+def test_compare_reads_missing_files_from_dvc_cache_or_prints_error(folder: Path, difference: str) -> None:
     shutil.rmtree(folder / "results")
     assert compare(folder, "v1", "v2") == difference
     assert "results/plan.json is missing" in compare(folder, "v1", fails=True)
@@ -180,10 +178,8 @@ def remove_from_cache(folder: Path, tag: str, *outs: str) -> None:
 
 
 @pytest.mark.slow
-def test_compare_reads_files_from_relative_dvc_remote(history: Path, difference: str, tmp_path: Path) -> None:
+def test_compare_reads_files_from_relative_dvc_remote(folder: Path, difference: str, tmp_path: Path) -> None:
     """The remote is the one of docs/dvc.md. A list of files in neither cache nor remote causes an error."""
-    folder = tmp_path / "copy"
-    shutil.copytree(history, folder, ignore=shutil.ignore_patterns("tmp"), symlinks=True)
     run_command(folder, "dvc", "remote", "add", "-d", "store", "../store")
     shutil.copytree(folder / ".dvc/cache", tmp_path / "store")  # because `dvc push` needs the remote in the commit
     remove_from_cache(folder, "v1", "results/runs/feddw", "results/runs/fedavg")
@@ -197,17 +193,13 @@ def test_compare_reads_files_from_relative_dvc_remote(history: Path, difference:
 
 
 @pytest.mark.slow
-def test_compare_rejects_undefined_dvc_remote(history: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "copy"
-    shutil.copytree(history, folder, ignore=shutil.ignore_patterns("tmp"), symlinks=True)
+def test_compare_rejects_undefined_dvc_remote(folder: Path) -> None:
     run_command(folder, "dvc", "config", "--local", "core.remote", "nowhere")
     assert re.fullmatch("fedpipe: 'v1' .*remote 'nowhere' doesn't exist.*\n", compare(folder, "v1", "v2", fails=True))
 
 
 @pytest.mark.slow
-def test_compare_rejects_revision_without_recorded_results(history: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "copy"
-    shutil.copytree(history, folder, ignore=shutil.ignore_patterns("tmp"), symlinks=True)
+def test_compare_rejects_revision_without_recorded_results(folder: Path) -> None:
     run_command(folder, "git", "rm", "-q", "dvc.lock")
     run_command(folder, "git", "commit", "-qm", "before the first record")
     error = r"^fedpipe: 'HEAD' does not contain results/plan\.json\. Check out 'HEAD', type `dvc repro`, and commit\.$"
@@ -215,9 +207,7 @@ def test_compare_rejects_revision_without_recorded_results(history: Path, tmp_pa
 
 
 @pytest.mark.slow
-def test_compare_warns_about_revisions_with_outdated_results(history: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "copy"
-    shutil.copytree(history, folder, ignore=shutil.ignore_patterns("tmp"), symlinks=True)
+def test_compare_warns_about_revisions_with_outdated_results(folder: Path) -> None:
     original_params = (folder / "params.yaml").read_text()
     for name, params in (
         ("mu", build_params(7.0, [0, 2], partition={"alpha": 0.5})),
@@ -264,9 +254,7 @@ def test_compare_rejects_invalid_revisions_and_folder_without_study(history: Pat
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
-def test_compare_rejects_repository_of_other_user(history: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "theirs"
-    shutil.copytree(history, folder, ignore=shutil.ignore_patterns("tmp"), symlinks=True)
+def test_compare_rejects_repository_of_other_user(folder: Path) -> None:
     for path in (folder, folder / ".git"):
         os.chown(path, 65534, 65534)
     error = run_command(folder, sys.executable, "-m", "fedpipe", "compare", "v1", "v2", fails=True)
@@ -276,9 +264,7 @@ def test_compare_rejects_repository_of_other_user(history: Path, tmp_path: Path)
 def test_compare_counts_run_with_more_rounds_as_changed(study: Path) -> None:
     """The number of rounds is not part of the key, but it changes the table."""
     first_revision = lineage._read_revision("before", None)
-    params = studies.settings(("fedavg", "scaffold"), ROUNDS + 1, study={"seeds": [0, 1]})
-    params["algorithms"]["scaffold"] = {}
-    finish(params)
+    finish(studies.settings(("fedavg", "scaffold"), ROUNDS + 1, study={"seeds": [0, 1]}))
     after = lineage._read_revision("after", first_revision.plan.report)
     assert {key for run in first_revision.runs.values() for key, _ in run} == {
         key for run in after.runs.values() for key, _ in run

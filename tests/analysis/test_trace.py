@@ -99,8 +99,8 @@ def test_trace_uses_best_round_of_each_run(study: Path) -> None:
         assert rounds == {f"{table.idxmax():04d}"}
 
 
-def test_trace_accepts_grid_points_and_rejects_empty_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("in_empty_folder")
+def test_trace_accepts_grid_points_and_rejects_empty_cell() -> None:
     grid = {"seeds": [0], "grid": {"partition.alpha": [0.1, 1.0]}}
     finish(studies.settings(("fedavg", "local"), 1, study=grid))
     metrics = files.read_json(Path("results/metrics.json"))["fedavg"]
@@ -112,8 +112,8 @@ def test_trace_accepts_grid_points_and_rejects_empty_cell(tmp_path: Path, monkey
         collect_cell_provenance(TABLE, "local.alpha=0.1.global-on-global")
 
 
-def test_trace_accepts_grid_values_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("in_empty_folder")
+def test_trace_accepts_grid_values_in_any_order() -> None:
     grid = {"partition.alpha": [0.1, 1.0], "federation.batch_size": [8, 16]}
     finish(studies.settings(rounds=1, study={"seeds": [0], "grid": grid}))
     stored_plan = Plan.read(Path("results/plan.json"))  # with sorted names
@@ -128,10 +128,8 @@ def test_trace_accepts_grid_values_in_any_order(tmp_path: Path, monkeypatch: pyt
         collect_cell_provenance(TABLE, "fedavg.alpha=0.2, batch_size=8.global-on-global")
 
 
-def test_trace_distinguishes_cells_whose_lists_have_other_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("in_empty_folder")
+def test_trace_distinguishes_cells_whose_lists_have_other_order() -> None:
     widths = [[8, 4, 6, 2], [8, 6, 4, 2]]
     grid = {"federation.batch_size": [8, 16], "model.hidden": widths}  # with sorted names
     finish(studies.settings(rounds=1, study={"seeds": [0], "grid": grid}))

@@ -5,7 +5,6 @@ import pytest
 
 from fedpipe.papers import comparison, layouts, published
 from fedpipe.papers.comparison import MeasuredCell
-from fedpipe.papers.published import CellId
 from fedpipe.report.contrasts import RunMean
 
 CLASSES = {"MNIST": 10, "FMNIST": 10, "CIFAR-100": 100, "IMDB": 2, "Tiny": 200, "AG News": 4}
@@ -65,13 +64,3 @@ def compared(measured_table):
         preset: comparison.compare_with_published_cells(measured_table, preset)
         for preset in ("full", "reduced", "smoke")
     }
-
-
-@pytest.fixture
-def find_cell():
-    """A function that finds the id of a cell by its paper, table, row and column."""
-
-    def find(paper, table, row, column):
-        return CellId(paper, table, row, column, layouts.load_papers()[paper].tables[table].get_metric(row, column))
-
-    return find

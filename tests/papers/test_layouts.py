@@ -12,6 +12,9 @@ from fedpipe.settings.base import Protocol
 
 PAPERS = layouts.load_papers()
 TABLES = [(paper, name) for paper in PAPERS.values() for name in paper.tables]
+for_each_table = pytest.mark.parametrize(
+    ("paper", "name"), TABLES, ids=[f"{paper.stem}-{name}" for paper, name in TABLES]
+)
 
 
 def test_layouts_contain_20_tables_and_45_figures():
@@ -26,7 +29,7 @@ def test_layouts_contain_20_tables_and_45_figures():
     assert diagrams == 8, "seven diagrams, and a toy network whose data are not published"
 
 
-@pytest.mark.parametrize(("paper", "name"), TABLES, ids=[f"{paper.stem}-{name}" for paper, name in TABLES])
+@for_each_table
 def test_table_layout_has_published_cells(paper, name):
     table = paper.tables[name]
     layout_ids = list(paper.iterate_cell_ids(name))
@@ -55,7 +58,7 @@ def test_text_layout_has_published_numbers():
         ]
 
 
-@pytest.mark.parametrize(("paper", "name"), TABLES, ids=[f"{paper.stem}-{name}" for paper, name in TABLES])
+@for_each_table
 def test_table_layout_is_consistent(paper, name):
     table = paper.tables[name]
     assert len(table.caption) > 20
@@ -74,7 +77,7 @@ def test_table_layout_is_consistent(paper, name):
         assert table.study
 
 
-@pytest.mark.parametrize(("paper", "name"), TABLES, ids=[f"{paper.stem}-{name}" for paper, name in TABLES])
+@for_each_table
 def test_repeated_cells_equal_original_cells(paper, name):
     numbers, table = published.load_published_numbers(), paper.tables[name]
     repeated = {
@@ -115,17 +118,14 @@ def test_table_header_has_columns_of_one_and_two_levels():
 
 
 def test_main_claim_compares_method_with_baseline():
-    claims = {name: (table, claim.row, claim.rival) for name, (table, claim) in get_main_claims().items()}
+    main_claims = {name: paper.main_claim for name, paper in PAPERS.items()}
+    claims = {name: (table, claim.row, claim.rival) for name, (table, claim) in main_claims.items()}
     assert claims == {
         "FedDW": ("Table I", "FedDW", "FedAvg"),
         "FedDUAL": ("Table 1", "FedDUAL", "FedAvg"),
         "PFPS-LWC": ("Table 2", "PFPS-LWC", "FedPer"),
         "cwFedAvg": ("Table 1", "cwFedAvg", "FedAvg"),
     }
-
-
-def get_main_claims():
-    return {name: paper.main_claim for name, paper in PAPERS.items()}
 
 
 def test_differences_in_text_use_existing_cells():

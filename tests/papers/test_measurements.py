@@ -18,10 +18,11 @@ import yaml
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import files
 from fedpipe.engine.diagnostics import stage
-from fedpipe.papers import comparison, figures, layouts, make, measurements, published, runs
+from fedpipe.papers import comparison, figures, layouts, make, measurements, published
 from fedpipe.papers.comparison import MeasuredCell
 from fedpipe.papers.figures import SvgFigure
 from fedpipe.papers.published import CellId
+from fedpipe.papers.runs import LocalRun
 from fedpipe.papers.studies import HERE, PaperStudy
 from fedpipe.planning import planner
 from fedpipe.planning.plan import Plan
@@ -164,7 +165,7 @@ def test_count_test_samples_counts_shared_samples_once(protocol: str, tests: int
     totals = {"personal-on-local": (10, 20), "personal-on-global": (100, 100)}
     rows_ = [(number, name, total) for number in (1, 2) for name, two in totals.items() for total in two]
     metrics = pd.DataFrame(rows_, columns=["round", "protocol", "total"])
-    assert runs.count_test_samples(metrics, protocol) == tests
+    assert LocalRun.count_test_samples(types.SimpleNamespace(metrics=metrics), protocol) == tests
 
 
 def test_measured_cell_uses_protocol_and_round_of_method(finished_studies: dict[str, NewPlan]) -> None:

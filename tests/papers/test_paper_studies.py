@@ -3,7 +3,6 @@
 import functools
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,12 @@ from fedpipe.planning.planner import NewPlan
 from fedpipe.settings.loader import read_params
 from tests.small_studies import ROOT
 
-FILES = sorted(
-    path
+STUDIES = {
+    str(path.relative_to(ROOT / "studies/papers").with_suffix(""))
     for path in (ROOT / "studies/papers").rglob("*.yaml")
     if path.name != layout.DVC_YAML and layout.READINGS not in path.parts
-)
+}
+for_each_study = pytest.mark.parametrize("study", sorted(STUDIES))
 RUNS = {
     "feddw/table1": 480,
     "feddw/table2": 360,
@@ -59,10 +59,6 @@ SHARED = {  #: number of runs that two studies share
 }
 
 
-def get_study_name(path: Path) -> str:
-    return str(path.relative_to(ROOT / "studies/papers").with_suffix(""))
-
-
 @functools.cache
 def plan_study(study: str, preset: str = "full") -> NewPlan:
     return planner.make_plan(Path("studies/papers") / f"{study}.yaml", preset)
@@ -88,7 +84,7 @@ def list_columns(study: str, preset: str = "full") -> set[str]:
     return {"/".join(str(cell.grid[axis]) for axis in names if axis in cell.grid) for cell in plan.cells}
 
 
-@pytest.mark.parametrize("study", [get_study_name(path) for path in FILES])
+@for_each_study
 def test_study_is_planned_without_data(study: str) -> None:
     plan = plan_study(study)
     assert {cell.algorithm for cell in plan.cells} == set(plan.algorithms)
@@ -96,7 +92,7 @@ def test_study_is_planned_without_data(study: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("study", [get_study_name(path) for path in FILES])
+@for_each_study
 def test_study_has_smaller_presets(study: str) -> None:
     assert set(read_params(Path("studies/papers") / f"{study}.yaml")["presets"]) >= {"smoke", "reduced"}
     whole = plan_study(study)
@@ -110,7 +106,7 @@ def test_study_has_smaller_presets(study: str) -> None:
         } or preset != "smoke"
 
 
-@pytest.mark.parametrize("study", [get_study_name(path) for path in FILES])
+@for_each_study
 def test_only_preset_smoke_generates_data(study: str) -> None:
     params = read_params(Path("studies/papers") / f"{study}.yaml")
     presets = params.pop("presets")
@@ -159,15 +155,10 @@ def test_each_table_and_figure_with_runs_has_study() -> None:
     expected = {
         f"{paper.stem}/{part.study}"
         for paper in layouts.load_papers().values()
-        for part in iterate_parts(paper)
+        for part in (*paper.tables.values(), *paper.figures.values())
         if part.study
     }
-    assert expected == {get_study_name(path) for path in FILES}
-
-
-def iterate_parts(paper: layouts.Paper) -> Iterator[layouts.Table | layouts.Figure]:
-    yield from paper.tables.values()
-    yield from paper.figures.values()
+    assert expected == STUDIES
 
 
 @pytest.mark.parametrize("paper", layouts.load_papers().values(), ids=layouts.PAPER_STEMS)

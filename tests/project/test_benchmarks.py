@@ -20,7 +20,7 @@ from tests.docs.page_blocks import ROOT, read
 
 #: Programs that other tests run, in tests/docs, tests/pipeline/test_forked_jobs.py and tests/runs/test_faults.py.
 ELSEWHERE = {"all_methods", "demo", "faults", "readings", "tuned_methods"}
-SCRIPTS = {"gpu_figures", "results"}  #: programs that run the others, or merge their numbers
+SCRIPTS = {"common", "gpu_figures", "results"}  #: what programs share, and programs that use the others' numbers
 SMALL = {
     "algorithms": ("--algorithms", "fedprox", "--rounds", "1", "--samples", "10"),
     "clients": ("--clients", "20", "--samples", "20", "--rounds", "1"),
@@ -71,13 +71,23 @@ for _ in range(int(arguments["-gr"]) + 1):
 }
 
 
-def run_program(name: str, json_file: Path | None = None, *options: str) -> Any:
-    """Run a program. Return its output, or the numbers that it writes to a file."""
+def run_program(name: str, *options: str) -> str:
+    """Run a program. Return its output."""
     command = [sys.executable, str(ROOT / f"benchmarks/{name}.py"), *SMALL[name], *options]
-    command += [] if json_file is None else ["--json", str(json_file)]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert process.returncode == 0, process.stdout + process.stderr
-    return process.stdout if json_file is None else json.loads(json_file.read_text())
+    return process.stdout
+
+
+def measure_figures(name: str, folder: Path, *options: str) -> Any:
+    """Run a program. Return the numbers that it writes to a file in a folder."""
+    run_program(name, *options, "--json", str(folder / "figures.json"))
+    return json.loads((folder / "figures.json").read_text())
+
+
+@pytest.fixture(autouse=True)
+def importable_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
 
 
 def is_installed(package: str) -> bool:
@@ -93,7 +103,7 @@ def test_tests_cover_all_benchmark_programs() -> None:
 
 @pytest.mark.slow
 def test_round_figures_are_consistent(tmp_path: Path) -> None:
-    figures = run_program("round", tmp_path / "figures.json")
+    figures = measure_figures("round", tmp_path)
     assert figures["training_samples"] + figures["test_samples"] == 1000
     assert figures["precision"] == "full"
     rate, seconds = max(figures["blas_gflops"], figures["onednn_gflops"]), figures["seconds_per_round"]
@@ -106,7 +116,6 @@ def test_round_figures_are_consistent(tmp_path: Path) -> None:
 
 def test_round_stopwatch_times_files_that_engine_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine imports the functions that write files, so each of its modules has its own name for them."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     program = importlib.import_module("round")
     functions = {name: value for name, value in vars(storage_files).items() if name.startswith(("write_", "read_"))}
     for module in [module for name, module in sys.modules.items() if name.startswith("fedpipe.")]:
@@ -138,7 +147,7 @@ def test_peers_table_shows_reasons_of_missing_systems(tmp_path: Path) -> None:
     systems = ("--system", "fedpipe", "pfllib", "fl-bench", *missing)
     table, figure = tmp_path / "table.md", tmp_path / "figure.svg"
     outputs = ("--markdown", str(table), "--figure", str(figure))
-    rows = run_program("peers", tmp_path / "figures.json", *systems, "--fl-bench", str(tmp_path), *outputs)["rows"]
+    rows = measure_figures("peers", tmp_path, *systems, "--fl-bench", str(tmp_path), *outputs)["rows"]
     fedpipe, *peers = rows
     assert fedpipe["round_seconds"] == [fedpipe["seconds_per_round"]]
     training = fedpipe["seconds_per_round"] - fedpipe["evaluation_seconds"][0]
@@ -173,7 +182,7 @@ def test_peers_fails_if_accuracy_of_peer_differs(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_startup_figures_are_consistent(tmp_path: Path) -> None:
-    figures = run_program("startup", tmp_path / "figures.json")
+    figures = measure_figures("startup", tmp_path)
     assert figures["large_plan_runs"] == len(registry.list_components(component.ALGORITHM))
     assert figures["plan_over_torch"] == figures["plan_s"] / figures["torch_s"]
     assert 0 < figures["help_s"] < figures["plan_s"]
@@ -181,7 +190,7 @@ def test_startup_figures_are_consistent(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_models_figures_are_consistent(tmp_path: Path) -> None:
-    lenet, fasttext = run_program("models", tmp_path / "figures.json")
+    lenet, fasttext = measure_figures("models", tmp_path)
     assert (lenet["model"], fasttext["model"]) == ("lenet", "fasttext")
     fastest = max(lenet["plain_samples_per_second"], lenet["channels_last_samples_per_second"])
     assert lenet["over_fastest_plain"] == lenet["fedpipe_samples_per_second"] / fastest
@@ -192,7 +201,8 @@ def test_models_figures_are_consistent(tmp_path: Path) -> None:
 def test_kernels_variants_compute_equal_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All variants and bare loops compute the same gradients."""
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")  # it would take most of the time
-    figures = run_program("kernels", tmp_path / "figures.json", "--markdown", str(tmp_path / "tables.md"))
+    tables = run_program("kernels", "--json", str(tmp_path / "figures.json"))
+    figures = json.loads((tmp_path / "figures.json").read_text())
     (compilation,), (training,), (evaluation,) = (figures[part] for part in ("compilation", "training", "evaluation"))
     assert compilation["second process (s)"] > 0
     variants = {name: cell for name, cell in training.items() if name not in {"model", "fedpipe (ms)"}}
@@ -201,12 +211,11 @@ def test_kernels_variants_compute_equal_gradients(tmp_path: Path, monkeypatch: p
     assert evaluation["batches of 250"] == 1
     assert [row["algorithm"] for row in figures["algorithms"]] == ["fedavg", "feddyn", "feduv"]
     assert all(row["over bare loop"][1] < 1e-5 for row in figures["algorithms"])
-    assert (tmp_path / "tables.md").read_text().count("| cnn4 |") == 3
+    assert tables.count("| cnn4 |") == 3
 
 
 def test_kernels_reports_missing_operation(monkeypatch: pytest.MonkeyPatch) -> None:
     """An operation that PyTorch does not have is reported, and the other variants are measured."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     program = importlib.import_module("kernels")
 
     def change(network: torch.nn.Module) -> bool:
@@ -222,7 +231,7 @@ def test_kernels_reports_missing_operation(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.slow
 def test_algorithms_figures_are_consistent(tmp_path: Path) -> None:
     """FedProx has the passes of FedAvg."""
-    fedavg, fedprox = run_program("algorithms", tmp_path / "figures.json")
+    fedavg, fedprox = measure_figures("algorithms", tmp_path)
     for measured in (fedavg, fedprox):
         assert measured["passes"] == 1
         assert measured["overhead"] == measured["round"] > 0
@@ -230,14 +239,14 @@ def test_algorithms_figures_are_consistent(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_learns_figures_contain_accuracies(tmp_path: Path) -> None:
-    fedavg, local = run_program("learns", tmp_path / "figures.json")["figures"]
+    fedavg, local = measure_figures("learns", tmp_path)["figures"]
     assert (fedavg["algorithm"], local["algorithm"]) == ("fedavg", "local")
     assert 0 < local["Dir(0.1)"] <= 100
 
 
 @pytest.mark.slow
 def test_versioning_figures_are_positive(tmp_path: Path) -> None:
-    figures = run_program("versioning", tmp_path / "figures.json")
+    figures = measure_figures("versioning", tmp_path)
     assert figures["files"] == 2 * 7
     assert all(value > 0 for value in figures.values())
 
@@ -245,7 +254,7 @@ def test_versioning_figures_are_positive(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_clients_figures_cover_all_commands(tmp_path: Path) -> None:
     """All commands succeed, among them `fedpipe verify`."""
-    figures = run_program("clients", tmp_path / "figures.json")
+    figures = measure_figures("clients", tmp_path)
     assert figures["samples"] >= 20 * 10
     assert all(figures[name]["seconds"] > 0 for name in ("download", "plan", "partition", "rounds", "table", "verify"))
     assert "cpu_seconds" in figures["status"]
@@ -253,10 +262,9 @@ def test_clients_figures_cover_all_commands(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_scale_tables_have_clients_rounds_and_runs(tmp_path: Path) -> None:
+def test_scale_tables_have_clients_rounds_and_runs() -> None:
     """The tables of clients, rounds and runs have a row each, and Snakemake submits jobs to a simulated Slurm."""
-    run_program("scale", None, "--markdown", str(tmp_path / "tables.md"))
-    lines = [line.strip("| ").split(" | ") for line in (tmp_path / "tables.md").read_text().splitlines()]
+    lines = [line.strip("| ").split(" | ") for line in run_program("scale").splitlines()]
     clients, rounds, runs = (
         dict(zip(heads, cells, strict=True))
         for heads, cells in zip(lines, lines[2:], strict=False)
@@ -318,9 +326,8 @@ def test_gpu_script_without_time_reports_all_parts() -> None:
     assert figures["checks"] == {"two_runs_have_equal_bits": None, "graphs_have_equal_bits": None}
 
 
-def test_gpu_figures_checks_compare_digests(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_figures_checks_compare_digests() -> None:
     """Runs are compared with their repetition, and recorded steps with others of the same width."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     program = importlib.import_module("gpu_figures")
 
     def make_part(eager: str, recorded: str, steps: int = 1) -> dict[str, Any]:
@@ -339,7 +346,6 @@ def test_gpu_figures_checks_compare_digests(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_make_benchmarks_changes_only_its_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The block of a section contains the conditions and the table. All other text is unchanged."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     program = importlib.import_module("results")
     page, text = tmp_path / "RESULTS.md", read("benchmarks/RESULTS.md")
     page.write_text(text)
@@ -357,7 +363,6 @@ def test_make_benchmarks_changes_only_its_section(tmp_path: Path, monkeypatch: p
 
 
 def test_results_keep_figure_of_failed_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     program = importlib.import_module("results")
     script = tmp_path / "program.py"
     monkeypatch.setattr(program, "PROGRAMS", {"peers": (str(script), "{figure}")})
@@ -373,8 +378,7 @@ def test_results_keep_figure_of_failed_program(tmp_path: Path, monkeypatch: pyte
     assert program.FIGURE.read_text() == "new"
 
 
-def test_results_page_has_section_of_each_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+def test_results_page_has_section_of_each_program() -> None:
     program = importlib.import_module("results")
     sections = re.findall("<!-- ([a-z]+) -->", read("benchmarks/RESULTS.md"))
     assert sorted(sections) == sorted([*program.PROGRAMS, *["end"] * len(program.PROGRAMS)])
