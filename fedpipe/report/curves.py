@@ -12,11 +12,8 @@ from fedpipe.settings.base import NEW_CLIENTS_PREFIX, Metric
 def build_metric_curves(data: StudyData, metric: Metric = "accuracy") -> pd.DataFrame:
     """Build a metric by algorithm, grid point, protocol and round, in the average of the table.
 
-    Returns
-    -------
-    pandas.DataFrame
-        ``algorithm``, one column per name of the grid, ``protocol``, ``round``, and ``mean`` and ``std`` over ``seeds``
-        of the metric (in percent, NLL in nats).
+    The columns are ``algorithm``, one per name of the grid, ``protocol``, ``round``, and ``mean`` and ``std`` over
+    ``seeds`` of the metric (in percent, NLL in nats).
     """
     frame = results.select_rows_without_extra_models(data.plan, data.scores)
     frame = frame[(frame["average"] == data.plan.report.average) & (frame["metric"] == metric)]

@@ -24,7 +24,6 @@ from fedpipe.report.results import AVERAGES, EPOCH_COLUMN, REPORTED_ROUNDS, TIME
 from fedpipe.settings.base import Metric
 
 TRAFFIC_COLUMNS = ["bytes_down", "bytes_up"]
-ACCURACY: Metric = "accuracy"
 
 
 class StudyData:
@@ -63,7 +62,7 @@ class StudyData:
 
         Like :attr:`accuracies`, with ``metric`` and ``score``. Accuracy, AUC and ECE are in [0, 1], and NLL is in nats.
         """
-        names = dict.fromkeys((*self.plan.metrics, ACCURACY))
+        names: list[Metric] = [*self.plan.metrics, "accuracy"]
         runs, frames = zip(*self._metrics_by_run.items(), strict=True)
         scores_by_run = dict(zip(runs, results.compute_scores_of_runs(frames, names), strict=True))
         return self.concatenate_cell_frames(lambda cell: scores_by_run[cell.merged_files])
