@@ -72,21 +72,12 @@ def build_report_sections(data: StudyData) -> list[str | TextTable]:
     for cell in data.reported_rows.to_dict("records"):  # a frame per row takes ten times as long
         cells_by_row.setdefault(tuple(cell[name] for name in plan.row_key_columns), []).append(cell)
     for key, cells in cells_by_row.items():
-        if key not in data.table_row_keys:
-            continue
-        rows.append(
-            {
-                **results.format_row_labels(plan, key),
-                **seeds.get(key, {}),
-                **_format_reported_scores(plan, cells),
-                **{
-                    words.format_metric_label(str(cell["protocol"]), cell["metric"]): format_score(cell)
-                    for cell in cells
-                },
-                "bytes down": words.format_bytes(cells[0]["bytes_down"]),
-                "bytes up": words.format_bytes(cells[0]["bytes_up"]),
-            }
-        )
+        if key in data.table_row_keys:
+            labels = results.format_row_labels(plan, key) | seeds.get(key, {})
+            metrics = [words.format_metric_label(str(cell["protocol"]), cell["metric"]) for cell in cells]
+            scores = dict(zip(metrics, map(format_score, cells), strict=True))
+            traffic = {f"bytes {way}": words.format_bytes(cells[0][f"bytes_{way}"]) for way in ("down", "up")}
+            rows.append(labels | _format_reported_scores(plan, cells) | scores | traffic)
     return [
         build_table_caption(plan),
         TextTable(pd.DataFrame(rows), len(plan.row_key_columns)),
@@ -183,16 +174,12 @@ def _build_statistics_section(data: StudyData) -> list[str | TextTable]:
     rows = []
     for key in data.table_row_keys:
         protocol = plan.get_method_protocol(str(key[0]))
-        rows.append(
-            {
-                **results.format_row_labels(plan, key),
-                **({"metric": words.format_metric_label(protocol)} if plan.method_protocols else {}),
-                **{
-                    column_heads[name]: _format_statistic_cell(plan, statistics_by_key.get((*key, protocol, name)))
-                    for name in report.statistics
-                },
-            }
-        )
+        metric = {"metric": words.format_metric_label(protocol)} if plan.method_protocols else {}
+        cells = {
+            column_heads[name]: _format_statistic_cell(plan, statistics_by_key.get((*key, protocol, name)))
+            for name in report.statistics
+        }
+        rows.append(results.format_row_labels(plan, key) | metric | cells)
     statistics_table = pd.DataFrame(rows)
     return [
         _describe_statistics(plan, target_text),

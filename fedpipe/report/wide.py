@@ -327,11 +327,8 @@ def _choose_latex_marks(numbers: Sequence[float | None], sign: int) -> list[str]
     if len(numbers) < 2:
         return [""] * len(numbers)
     ranked_numbers = sorted({number for number in numbers if number is not None}, key=lambda number: -sign * number)
-    first, second, *_ = [*ranked_numbers, None, None]
-    return [
-        "" if value is None else r"\textbf" if value == first else r"\underline" if value == second else ""
-        for value in numbers
-    ]
+    marks: dict[float | None, str] = dict(zip(ranked_numbers, (r"\textbf", r"\underline"), strict=False))
+    return [marks.get(number, "") for number in numbers]
 
 
 def _render_latex_entry(entry: Entry, mark: str, notes: dict[str, str]) -> str:
@@ -413,22 +410,16 @@ def _describe_best_values(data: StudyData) -> list[str]:
     plan, searched_names = data.plan, data.plan.report.best_over
     if not searched_names:
         return []
-    values: dict[str, list[tuple[str, str]]] = {}
+    texts_by_algorithm: dict[str, list[tuple[str, str]]] = {}
     for key in data.table_row_keys:
-        algorithm, *point = map(str, key)
-        searched_text, rest_text = (
-            results.describe_grid_point(
-                {
-                    name: value if (name in searched_names) == is_searched_part else ""
-                    for name, value in zip(plan.grid, point, strict=True)
-                }
-            )
-            for is_searched_part in (True, False)
-        )
+        algorithm, *values = map(str, key)
+        point = dict(zip(plan.grid, values, strict=True))
+        searched_text = results.describe_grid_point(point | dict.fromkeys(point.keys() - {*searched_names}, ""))
         if searched_text:
-            values.setdefault(algorithm, []).append((searched_text, rest_text))
+            rest_text = results.describe_grid_point(point | dict.fromkeys(searched_names, ""))
+            texts_by_algorithm.setdefault(algorithm, []).append((searched_text, rest_text))
     lines = []
-    for algorithm, value_texts in values.items():
+    for algorithm, value_texts in texts_by_algorithm.items():
         has_single_value = len({searched_text for searched_text, _ in value_texts}) == 1
         texts = [f"{searched_text} ({rest_text})" for searched_text, rest_text in value_texts]
         value_list = value_texts[0][0] if has_single_value else "; ".join(texts)

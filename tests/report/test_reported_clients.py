@@ -15,6 +15,7 @@ from fedpipe.report.figures import curves as curves_figure
 from fedpipe.settings.base import Protocol
 from fedpipe.settings.report import ReportedClients
 from tests import small_studies as studies
+from tests.report.conftest import read_markdown_rows
 
 PROTOCOLS: tuple[Protocol, ...] = ("personal-on-local", "global-on-global", "finetuned-on-local")
 SEEN, NEW = "Local test accuracy (personalized)", "Local test accuracy (new clients, personalized)"
@@ -50,10 +51,7 @@ def compute_accuracy(plan: NewPlan, label: str, protocol: str) -> float:
 
 def read_rows(data: StudyData) -> dict[str, dict[str, str]]:
     """Return the cells of the Markdown table by method and column."""
-    lines = [
-        line.strip("|").split("|") for line in tables.render_markdown_table(data).splitlines() if line.startswith("|")
-    ]
-    head, _, *rows = [[cell.strip() for cell in line] for line in lines]
+    head, *rows = read_markdown_rows(tables.render_markdown_table(data))
     return {row[0]: dict(zip(head, row, strict=False)) for row in rows[:2]}
 
 
@@ -64,10 +62,8 @@ def test_markdown_table_has_new_clients_next_to_seen_clients(plan: NewPlan) -> N
         *(SEEN, NEW, "Global test accuracy (global model)"),
         *("Local test accuracy (fine-tuned)", "Local test accuracy (new clients, fine-tuned)"),
     ]
-    assert float(rows["FedAvg"][SEEN]) == pytest.approx(compute_accuracy(plan, "fedavg", PROTOCOLS[0]), abs=0.01)
-    assert float(rows["FedAvg"][NEW]) == pytest.approx(
-        compute_accuracy(plan, "fedavg", f"new-{PROTOCOLS[0]}"), abs=0.01
-    )
+    for head, protocol in ((SEEN, PROTOCOLS[0]), (NEW, f"new-{PROTOCOLS[0]}")):
+        assert float(rows["FedAvg"][head]) == pytest.approx(compute_accuracy(plan, "fedavg", protocol), abs=0.01)
     assert rows["Local"][NEW] == words.DASH
     assert rows["Local"][heads[5]] != words.DASH
 
