@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from fedpipe.planning.partition_names import replace_html_tag_brackets
-from fedpipe.report import curves, matrices, results, statistics, table_notes, table_parts, tables
+from fedpipe.report import matrices, results, statistics, table_notes, table_parts, tables
 from fedpipe.report.data import StudyData
 
 
@@ -22,8 +22,8 @@ def encode_plot_csv(frame: pd.DataFrame) -> bytes:
 
 
 def build_learning_curves(data: StudyData) -> pd.DataFrame:
-    """Build the learning curves: ``line`` before the columns of :func:`fedpipe.report.curves.build_metric_curves`."""
-    frame = curves.build_metric_curves(data)
+    """Build the learning curves: ``line`` before the columns of :meth:`StudyData.build_metric_curves`."""
+    frame = data.build_metric_curves()
     frame.insert(0, "line", _describe_configurations(data, frame))
     return frame
 

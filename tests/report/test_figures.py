@@ -14,7 +14,7 @@ from matplotlib.text import Text
 
 from fedpipe.core.storage import files, layout
 from fedpipe.data.class_names import select_class_names
-from fedpipe.report import contents, curves, plots
+from fedpipe.report import contents, plots
 from fedpipe.report.figures import curves as curves_figure
 from fedpipe.report.figures import matrices, partition, style
 from fedpipe.report.matrices import ModelMatrices
@@ -37,7 +37,7 @@ def make_lines(make, counts, rounds=3):
 
 def plot_curves(tree):
     """Plot the curves of all metrics of a study."""
-    return curves_figure.build_curves_figure(tree.plan, curves.build_metric_curves(tree.data))
+    return curves_figure.build_curves_figure(tree.plan, tree.data.build_metric_curves())
 
 
 def plot_twice(write, stem):
@@ -110,7 +110,7 @@ def test_labels_of_27_panels_do_not_overlap(make, panels):
     protocols = ("global-on-global", "personal-on-local", "finetuned-on-local")
     tree.change(protocols=protocols)
     tree.write_all([{protocol: [(4, 10)] for protocol in protocols}] * 2 for index in range(len(tree.runs)))
-    frame = curves.build_metric_curves(tree.data)
+    frame = tree.data.build_metric_curves()
     figure = curves_figure.build_curves_figure(tree.plan, frame.assign(round=frame["round"].replace(2, 1000)))
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
@@ -266,7 +266,7 @@ def test_curves_figure_shows_best_grid_values_of_table(make):
         tree.write(run, [result] * 3)
     tree.change(protocols=("personal-on-local", "personal-on-validation"))
     tree.change_report(best_over=("federation.learning_rate",))
-    figure = curves_figure.build_curves_figure(tree.plan, curves.build_figure_curves(tree.data))
+    figure = curves_figure.build_curves_figure(tree.plan, tree.data.build_figure_curves())
     first, second, *_ = figure.axes
     assert [first.get_title(loc="left"), second.get_title(loc="left")] == [
         "Local test accuracy\n(personalized)\nalpha=0.1",
@@ -275,10 +275,10 @@ def test_curves_figure_shows_best_grid_values_of_table(make):
     assert figure.get_supylabel() == "accuracy (%)"
     ends = {line.get_label(): line.get_ydata()[-1] for line in first.get_lines()}
     assert ends == {"fedavg": 60, "fedprox": 30}
-    frame = curves.build_figure_curves(tree.data)
+    frame = tree.data.build_figure_curves()
     assert len(frame) == 2 * 2 * 2 * 3
     tree.change_report(best_on="validation")
-    frame = curves.build_figure_curves(tree.data)
+    frame = tree.data.build_figure_curves()
     assert set(frame["protocol"]) == {"personal-on-local"}
     assert frame.groupby(["algorithm", "partition.alpha"])["mean"].first().to_dict() == {
         ("fedavg", "0.1"): 30,
@@ -348,7 +348,7 @@ def test_panel_without_finite_values_keeps_axis_limits(make):
     tree = make(names, [0])
     for index in range(7):
         tree.write(index, [{"global-on-global": [(index + 1, 10)], "personal-on-local": [(1, 10)] * 2}] * 3)
-    frame = curves.build_metric_curves(tree.data)
+    frame = tree.data.build_metric_curves()
     diverged = frame.assign(mean=frame["mean"].where(frame["algorithm"] != "other0"))
     for drawn_frame in (frame, diverged):
         panels = [ax for ax in curves_figure.build_curves_figure(tree.plan, drawn_frame).axes if ax.axison]
@@ -549,7 +549,7 @@ def test_curves_figure_fits_page(make, width, lines):
         counts = {"global-on-global": [(index % 10, 10)], "personal-on-local": [(index % 7, 10), (1, 10)]}
         tree.write(index, [counts] * 3)
     tree.change_report(figure_width=width)
-    frame = curves.build_figure_curves(tree.data)
+    frame = tree.data.build_figure_curves()
     figure = curves_figure.build_curves_figure(tree.plan, frame.assign(round=frame["round"] * 1000))
     assert figure.get_supxlabel() == "Mean of 3 seeds. Band: one standard deviation."
     check_page(figure, style.PAGES[width])
@@ -590,7 +590,7 @@ def test_report_settings_select_methods_and_protocols_of_figures(three):
     before = contents.compute_report_fingerprint(three.plan)
     three.change_report(figure_algorithms=("other", "feddw"), figure_protocols=("personal-on-local",))
     assert contents.compute_report_fingerprint(three.plan) != before, "figures are drawn again"
-    frame = curves.build_figure_curves(three.data)
+    frame = three.data.build_figure_curves()
     assert set(frame["algorithm"]) == {"feddw", "other"}
     assert set(frame["protocol"]) == {"personal-on-local"}
     figure = curves_figure.build_curves_figure(three.plan, frame)
@@ -598,4 +598,4 @@ def test_report_settings_select_methods_and_protocols_of_figures(three):
     assert "feddw" in figure.get_supxlabel()
     assert "fedavg" not in figure.get_supxlabel()
     assert list(matrices.read_figure_matrices(three.data)) == ["other", "feddw"]
-    assert set(curves.build_metric_curves(three.data)["algorithm"]) == {"fedavg", "feddw", "other"}
+    assert set(three.data.build_metric_curves()["algorithm"]) == {"fedavg", "feddw", "other"}

@@ -7,7 +7,7 @@ import pytest
 
 from fedpipe.analysis import trace
 from fedpipe.core.storage import files
-from fedpipe.report import contents, curves, table_notes, tables, wide
+from fedpipe.report import contents, table_notes, tables, wide
 from fedpipe.report.figures.curves import build_curves_figure, write_curves_figure
 from fedpipe.report.results import METRIC_COLUMNS
 from fedpipe.report.words import join_words
@@ -201,7 +201,7 @@ def test_differences_use_first_metric(two_methods):
 def test_each_metric_has_curves_figure(single):
     metrics = {"curves": "accuracy", "curves_auc": "auc", "curves_ece": "ece", "curves_nll": "nll"}
     assert single.plan.metrics_by_figure == metrics
-    frame = curves.build_figure_curves(single.data, "nll")
+    frame = single.data.build_figure_curves("nll")
     assert frame["mean"].tolist() == pytest.approx([1.4] * 3)
     figure = build_curves_figure(single.plan, frame, "nll")
     (ax,) = figure.axes

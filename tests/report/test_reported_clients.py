@@ -9,7 +9,7 @@ import pytest
 from fedpipe.core.storage import layout
 from fedpipe.planning.new_clients import list_reported_protocols
 from fedpipe.planning.planner import NewPlan
-from fedpipe.report import curves, tables, wide, words
+from fedpipe.report import tables, wide, words
 from fedpipe.report.data import StudyData
 from fedpipe.report.figures import curves as curves_figure
 from fedpipe.settings.base import Protocol
@@ -91,12 +91,12 @@ def test_statistics_curves_and_latex_have_only_reported_clients(plan: NewPlan) -
     for clients, protocols in expected.items():
         data = build_report_data(plan, clients)
         assert set(data.statistics["protocol"]) == protocols
-        assert set(curves.build_metric_curves(data)["protocol"]) == protocols
+        assert set(data.build_metric_curves()["protocol"]) == protocols
         assert ("new clients" in wide.render_latex_table(data)) == (clients != "seen")
     section = {"figure_protocols": ("personal-on-local",), "clients": "both"}
     data = build_report_data(plan, "both")
     figure_plan = dataclasses.replace(data.plan, report=data.plan.report.model_copy(update=section))
-    figure_protocols: pd.Series = curves.build_figure_curves(StudyData(figure_plan))["protocol"]
+    figure_protocols: pd.Series = StudyData(figure_plan).build_figure_curves()["protocol"]
     assert set(figure_protocols) == {"personal-on-local", "new-personal-on-local"}
 
 
@@ -139,7 +139,7 @@ def test_captions_name_held_out_clients_and_drift(plan: NewPlan) -> None:
     for clients in ("seen", "both"):
         data = build_report_data(plan, clients)
         data = StudyData(dataclasses.replace(data.plan, drift_notes=(drift_note,)))
-        figure = curves_figure.build_curves_figure(data.plan, curves.build_figure_curves(data))
+        figure = curves_figure.build_curves_figure(data.plan, data.build_figure_curves())
         captions = [tables.render_markdown_table(data), wide.render_latex_table(data), figure.get_supxlabel()]
         for caption in captions:
             text = " ".join(caption.split())

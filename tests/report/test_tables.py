@@ -14,7 +14,7 @@ import pytest
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage import layout
 from fedpipe.data import heterogeneity
-from fedpipe.report import contents, curves, table_notes, tables
+from fedpipe.report import contents, table_notes, tables
 from fedpipe.report.figures.curves import write_curves_figure
 from fedpipe.report.words import format_bytes, format_metric_label
 from fedpipe.settings.base import Protocol
@@ -81,7 +81,7 @@ def test_extra_protocol_of_one_method_is_only_in_score_table(make):
     assert find_row(table, algorithm="fedavg", protocol="mean-on-global")["seeds"] == 0
     assert "mean-on-global" not in tree.render_markdown()
     assert tables.build_dvc_metrics(tree.data) == {"feddyn": 50.0, "fedavg": 40.0}
-    assert set(curves.build_metric_curves(tree.data)["protocol"]) == {"global-on-global", "personal-on-local"}
+    assert set(tree.data.build_metric_curves()["protocol"]) == {"global-on-global", "personal-on-local"}
 
 
 def test_markdown_table_shows_accuracies_and_heterogeneity(two):
@@ -347,7 +347,7 @@ def test_dvc_metrics_show_grid_values_that_are_lists(make):
 
 
 def test_metric_curves_have_mean_and_std_over_seeds(two):
-    rows = select_rows(curves.build_metric_curves(two.data), algorithm="fedavg", protocol="global-on-global")
+    rows = select_rows(two.data.build_metric_curves(), algorithm="fedavg", protocol="global-on-global")
     assert rows["round"].tolist() == [1, 2, 3]
     assert rows["seeds"].tolist() == [2, 2, 2]
     assert rows["mean"].tolist() == pytest.approx([25, 60, 70])
