@@ -13,14 +13,14 @@ Snakemake imports this package before it reads a Snakefile. So nothing here impo
 that fedpipe, and not the one of its own folder.
 """
 
-from __future__ import annotations
-
+# Without `from __future__ import annotations`, because Snakemake reads the types of the fields of LogHandlerSettings.
 import json
 import os
 import platform
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from logging import LogRecord
 from pathlib import Path
 from typing import Any, TextIO
@@ -28,10 +28,10 @@ from typing import Any, TextIO
 from snakemake.settings.enums import Quietness
 from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
+from snakemake_interface_logger_plugins.settings import LogHandlerSettingsBase
 from typing_extensions import override
 
 from snakemake_logger_plugin_fedpipe.progress import CTRL_C_MESSAGE, ProgressPrinter
-from snakemake_logger_plugin_fedpipe.settings import LogHandlerSettings
 
 __all__ = ["LogHandler", "LogHandlerSettings", "has_ended", "read_records"]
 
@@ -39,6 +39,15 @@ RECORDS_FOLDER = Path(".snakemake/fedpipe/jobs")
 FILE_LIMIT = 100
 #: End of subprocess.CalledProcessError if Ctrl+C ended the command, perhaps before Snakemake noticed it.
 INTERRUPTS = ("returned non-zero exit status 130.", "died with <Signals.SIGINT: 2>.")
+
+
+@dataclass
+class LogHandlerSettings(LogHandlerSettingsBase):
+    """Options of the logger on Snakemake's command line."""
+
+    progress: bool = field(
+        default=False, metadata={"help": "Print one line per finished job instead of Snakemake's output."}
+    )
 
 
 class LogHandler(LogHandlerBase):

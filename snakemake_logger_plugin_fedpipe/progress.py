@@ -49,16 +49,9 @@ class Job:
 
 
 class ProgressPrinter:
-    """Prints what Snakemake's records say about jobs. A dry run prints the jobs to do.
+    """Prints what Snakemake's records say about jobs.
 
-    Parameters
-    ----------
-    stream
-        Stream to print to.
-    is_dry_run
-        Whether it prints the jobs to do instead of finished jobs.
-    is_quiet
-        Whether only warnings and errors are printed.
+    A dry run prints the jobs to do instead of finished jobs. With ``is_quiet``, only warnings and errors are printed.
     """
 
     def __init__(self, stream: TextIO, is_dry_run: bool, is_quiet: bool) -> None:
@@ -196,4 +189,4 @@ def read_log_tail(logs: Sequence[Path], limit: int, error: str) -> tuple[Path, l
 
 def _shorten_path(path: str) -> str:
     """Shorten a path in the current folder."""
-    return str(Path(path).relative_to(Path.cwd())) if Path(path).is_relative_to(Path.cwd()) else path
+    return path.removeprefix(f"{Path.cwd()}/")

@@ -144,17 +144,15 @@ def require_current_tables(data: StudyData, *names: str) -> None:
     ArtifactError
         A table is missing or differs.
     """
-    plan = data.plan
-    all_builders = _get_table_builders(data)
-    builders = {path: all_builders[path] for path in (plan.study_files.tables_folder / name for name in names)}
-    for path in builders:
+    plan, builders = data.plan, _get_table_builders(data)
+    for path in (plan.study_files.tables_folder / name for name in names):
         if not path.is_file():
             raise ArtifactError(f"{path} is missing. Type `{plan.run_command}` to make it.")
-    for path in find_outdated_files({path: build() for path, build in builders.items()}):
-        raise ArtifactError(
-            f"{path} does not match the runs of {plan.params}. Type `{plan.run_command}` to make it again. If you have "
-            "edited it, delete it before."
-        )
+        if path.read_bytes() != builders[path]():
+            raise ArtifactError(
+                f"{path} does not match the runs of {plan.params}. Type `{plan.run_command}` to make it again. If you "
+                "have edited it, delete it before."
+            )
 
 
 def render_partial_results(plan: Plan, output_format: TableFormat = "markdown") -> str:

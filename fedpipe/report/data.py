@@ -21,10 +21,9 @@ from fedpipe.planning import code_changes
 from fedpipe.planning.plan import Cell, Plan
 from fedpipe.report import results, statistics
 from fedpipe.report.results import AVERAGES, EPOCH_COLUMN, REPORTED_ROUNDS, TIMED_PHASES
-from fedpipe.settings.base import Metric
+from fedpipe.settings.base import NEW_CLIENTS_PREFIX, Metric
 
 TRAFFIC_COLUMNS = ["bytes_down", "bytes_up"]
-ACCURACY: Metric = "accuracy"
 
 
 class StudyData:
@@ -63,7 +62,7 @@ class StudyData:
 
         Like :attr:`accuracies`, with ``metric`` and ``score``. Accuracy, AUC and ECE are in [0, 1], and NLL is in nats.
         """
-        names = dict.fromkeys((*self.plan.metrics, ACCURACY))
+        names: list[Metric] = [*self.plan.metrics, "accuracy"]
         runs, frames = zip(*self._metrics_by_run.items(), strict=True)
         scores_by_run = dict(zip(runs, results.compute_scores_of_runs(frames, names), strict=True))
         return self.concatenate_cell_frames(lambda cell: scores_by_run[cell.merged_files])
@@ -233,6 +232,36 @@ class StudyData:
         return statistics.build_statistics_table(
             self.plan, self.metrics, self.scores, self.round_summaries, self.table_row_keys
         )
+
+    # -- curves ------------------------------------------------------------------------------------------------------
+
+    def build_metric_curves(self, metric: Metric = "accuracy") -> pd.DataFrame:
+        """Build a metric by algorithm, grid point, protocol and round, in the average of the table.
+
+        The columns are ``algorithm``, one per name of the grid, ``protocol``, ``round``, and ``mean`` and ``std`` over
+        ``seeds`` of the metric (in percent, NLL in nats).
+        """
+        frame = results.select_rows_without_extra_models(self.plan, self.scores)
+        frame = frame[(frame["average"] == self.plan.report.average) & (frame["metric"] == metric)]
+        return results.average_over_seeds(frame, [*self.plan.row_key_columns, "protocol", "round"])
+
+    def build_figure_curves(self, metric: Metric = "accuracy") -> pd.DataFrame:
+        """Build the curves of the figure: of the rows that `report.figure_algorithms` and `figure_protocols` name.
+
+        With `report.best_over` each method has its curve at the best values, and protocols on validation samples are
+        omitted.
+        """
+        frame, report = self.build_metric_curves(metric), self.plan.report
+        if report.figure_algorithms:
+            frame = frame[frame["algorithm"].isin(report.figure_algorithms)]
+        if report.figure_protocols:
+            frame = frame[frame["protocol"].str.removeprefix(NEW_CLIENTS_PREFIX).isin(report.figure_protocols)]
+        if not report.best_over:
+            return frame
+        frame = frame[frame[self.plan.row_key_columns].apply(tuple, axis=1).isin(self.table_row_keys)]
+        if report.best_on == "validation":
+            frame = frame[~frame["protocol"].str.endswith("-on-validation")]
+        return frame.reset_index(drop=True)
 
     # -- files -------------------------------------------------------------------------------------------------------
 

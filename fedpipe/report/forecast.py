@@ -46,8 +46,7 @@ class RunKind(NamedTuple):
         return cls(digests[0], digests[1], get_stored_dataset_path(settings.dataset).name)
 
 
-@dataclass(frozen=True)
-class Rates:
+class Rates(NamedTuple):
     """Seconds per trained sample, seconds per sample of the data set and round, and bytes of a run."""
 
     train: float
@@ -141,7 +140,6 @@ def _assume_search_results(plan: NewPlan) -> NewPlan:
 
 
 def _estimate_round_seconds(plan: NewPlan, run: PlannedRun, rates: Rates) -> float:
-    """Estimate the seconds of a round at these rates."""
     train_samples, all_samples = plan.sample_counts[run.partition]
     federation = plan.run_settings[run.key].build_federation_settings()
     epochs = federation.count_epochs(round(train_samples / federation.clients))
@@ -156,7 +154,6 @@ def _count_stored_states(keep_models: str | int, rounds: int) -> int:
 
 
 def _load_mean_rates(requested_kinds: set[RunKind]) -> dict[RunKind, Rates]:
-    """Load the mean rates of some kinds."""
     rates_by_kind: dict[RunKind, list[Rates]] = {}
     markers = [path for path in RESULTS.glob("runs/*/*/joined/*/joined.json") if path.is_file()]
     for marker in sorted(markers, key=lambda path: path.stat().st_mtime, reverse=True):
@@ -173,15 +170,9 @@ def _load_mean_rates(requested_kinds: set[RunKind]) -> dict[RunKind, Rates]:
 
 
 def _average_rates(kind_rates: list[Rates]) -> Rates:
-    """Average the rates of several runs, weighted by trained samples."""
-    weights = [rates.trained_samples for rates in kind_rates]
-    train, rest_seconds = (
-        fmean([getattr(run_rates, name) for run_rates in kind_rates], weights) for name in ("train", "rest")
-    )
-    server, client, sent_bytes = (
-        fmean(getattr(run_rates, name) for run_rates in kind_rates) for name in ("server", "client", "sent")
-    )
-    return Rates(train, rest_seconds, server, client, sent_bytes, trained_samples=sum(weights))
+    """Average the rates of several runs: seconds weighted by trained samples, and bytes."""
+    train, rest, server, client, sent, weights = zip(*kind_rates, strict=True)
+    return Rates(fmean(train, weights), fmean(rest, weights), fmean(server), fmean(client), fmean(sent), sum(weights))
 
 
 def _compute_run_rates(files: RunFiles, rounds: int, settings: RunSettings) -> Rates:
@@ -210,6 +201,5 @@ def _compute_run_rates(files: RunFiles, rounds: int, settings: RunSettings) -> R
 
 @functools.cache
 def _count_train_and_all_samples(assignment: Path) -> tuple[int, int]:
-    """Count the trained samples and all samples."""
     split = read_parquet(assignment, read_recorded_sha256(assignment))["split"].to_pylist()
     return split.count("train"), len(split)

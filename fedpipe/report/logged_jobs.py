@@ -137,12 +137,11 @@ def _drop_replaced_jobs(jobs: list[LoggedJob]) -> list[LoggedJob]:
     Segments of a run follow one another, so an earlier one with another last round belongs to an earlier study. And a
     run is computed either by segments or by jobs of single rounds.
     """
-    last_jobs = {job.run_folder: job for job in jobs if job.run_folder}
-
-    def is_current(job: LoggedJob) -> bool:
-        if job.run_folder is None:
-            return True
-        last_job = last_jobs[job.run_folder]
-        return job.outputs == last_job.outputs if "segment" in (job.rule, last_job.rule) else True
-
-    return [job for job in jobs if is_current(job)]
+    last_jobs = {job.run_folder: job for job in jobs}
+    return [
+        job
+        for job in jobs
+        if job.run_folder is None
+        or job.outputs == last_jobs[job.run_folder].outputs
+        or "segment" not in (job.rule, last_jobs[job.run_folder].rule)
+    ]

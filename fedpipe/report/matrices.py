@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from fedpipe.core.storage.layout import MergedRoundFiles
@@ -13,8 +11,7 @@ from fedpipe.data.class_names import read_class_names_or_numbers
 from fedpipe.planning.plan import Cell
 from fedpipe.report import results
 from fedpipe.report.data import StudyData
-
-Floats = npt.NDArray[np.float64]
+from fedpipe.report.results import FloatArray
 
 PREFERRED_ALGORITHMS = ("fedavg", "feddw")
 
@@ -23,7 +20,7 @@ class ModelMatrices(NamedTuple):
     """Matrices (C, C) of a run's global model after its last round, by name."""
 
     cell: Cell
-    matrices: dict[str, Floats]
+    matrices: dict[str, FloatArray]
     class_names: tuple[str, ...]  #: names of the classes
 
 
@@ -59,7 +56,7 @@ def read_last_measured_matrices(files: MergedRoundFiles) -> pd.DataFrame:
     return frame
 
 
-def _read_model_matrices(files: MergedRoundFiles) -> dict[str, Floats]:
+def _read_model_matrices(files: MergedRoundFiles) -> dict[str, FloatArray]:
     """Read SL and CR of the last round's global model. Empty for a method without one."""
     frame = read_last_measured_matrices(files)
     if frame.empty:

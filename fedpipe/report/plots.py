@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from fedpipe.planning.partition_names import replace_html_tag_brackets
-from fedpipe.report import curves, matrices, results, statistics, table_notes, table_parts, tables
+from fedpipe.report import matrices, results, statistics, table_notes, table_parts, tables
 from fedpipe.report.data import StudyData
 
 
@@ -22,14 +22,8 @@ def encode_plot_csv(frame: pd.DataFrame) -> bytes:
 
 
 def build_learning_curves(data: StudyData) -> pd.DataFrame:
-    """Build the learning curves.
-
-    Returns
-    -------
-    pandas.DataFrame
-        ``line`` before the columns of :func:`fedpipe.report.curves.build_metric_curves`.
-    """
-    frame = curves.build_metric_curves(data)
+    """Build the learning curves: ``line`` before the columns of :meth:`StudyData.build_metric_curves`."""
+    frame = data.build_metric_curves()
     frame.insert(0, "line", _describe_configurations(data, frame))
     return frame
 
@@ -37,12 +31,9 @@ def build_learning_curves(data: StudyData) -> pd.DataFrame:
 def build_client_accuracies(data: StudyData) -> pd.DataFrame:
     """Build the accuracies of every client in the last evaluated round.
 
-    Returns
-    -------
-    pandas.DataFrame
-        ``line``, ``seed``, ``protocol``, ``client``, ``samples`` (test samples), ``accuracy`` in percent and
-        ``client_name`` (its value in the partition's column, or its number). Clients without test samples and models of
-        the server are omitted.
+    The columns are ``line``, ``seed``, ``protocol``, ``client``, ``samples`` (test samples), ``accuracy`` in percent
+    and ``client_name`` (its value in the partition's column, or its number). Clients without test samples and models of
+    the server are omitted.
     """
     frame = data.metrics
     frame = frame[(frame["client"] >= 0) & (frame["total"] > 0)]
@@ -58,13 +49,7 @@ def build_client_accuracies(data: StudyData) -> pd.DataFrame:
 
 
 def build_matrix_entries(data: StudyData) -> pd.DataFrame:
-    """Build the SL and CR matrices of the figure.
-
-    Returns
-    -------
-    pandas.DataFrame
-        ``line``, ``matrix`` (SL or CR), ``row``, ``column``, ``value``.
-    """
+    """Build the SL and CR matrices of the figure: ``line``, ``matrix`` (SL or CR), ``row``, ``column``, ``value``."""
     rows = [
         {"line": name, "matrix": kind, "row": row, "column": column, "value": round(float(value), 6)}
         for name, model_matrices in matrices.read_figure_matrices(data).items()
@@ -76,12 +61,9 @@ def build_matrix_entries(data: StudyData) -> pd.DataFrame:
 
 
 def build_partition_counts(data: StudyData) -> pd.DataFrame:
-    """Build the training samples of each client and class.
+    """Build the training samples of each client and class, without empty cells.
 
-    Returns
-    -------
-    pandas.DataFrame
-        ``partition`` (data set, scheme and seed), ``client``, ``class``, ``samples``, without empty cells.
+    The columns are ``partition`` (data set, scheme and seed), ``client``, ``class`` and ``samples``.
     """
     rows, descriptions = [], table_notes.describe_partitions(data.plan)
     for key, settings in table_parts.get_partition_settings_by_key(data.plan).items():
@@ -95,7 +77,6 @@ def build_partition_counts(data: StudyData) -> pd.DataFrame:
 
 
 def _describe_configurations(data: StudyData, frame: pd.DataFrame) -> list[str]:
-    """Describe the algorithm and grid point of each row."""
     return [
         results.describe_configuration(algorithm, dict(zip(data.plan.grid, map(str, point), strict=True)))
         for algorithm, *point in frame[data.plan.row_key_columns].to_numpy()

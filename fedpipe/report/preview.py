@@ -39,9 +39,8 @@ def render_partition_preview(
         lines = _render_count_heatmap(counts, clients)
     else:
         lines = _render_count_table(counts, class_names, clients)
-        lines = (
-            lines if len(lines[0]) <= LINE_WIDTH else _render_count_table(counts, [*map(str, range(count))], clients)
-        )
+        if len(lines[0]) > LINE_WIDTH:
+            lines = _render_count_table(counts, [*map(str, range(count))], clients)
     note = "Training samples of each client and class."
     note += " An asterisk marks held-out clients, which never train." if held_out else ""
     return "\n".join([head, "", *lines, "", note, str(HeterogeneitySummary.from_counts(counts)), ""])

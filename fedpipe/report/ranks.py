@@ -12,7 +12,6 @@ from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from fedpipe.planning.plan import Plan
@@ -20,11 +19,10 @@ from fedpipe.planning.rank_test import MIN_COLUMNS, MIN_METHODS
 from fedpipe.planning.rungs import TUNING, UNTUNED
 from fedpipe.report import results
 from fedpipe.report.data import StudyData
+from fedpipe.report.results import FloatArray
 from fedpipe.report.table_parts import TextTable
 from fedpipe.report.words import METRICS, format_metric_label, get_reported_column_header, join_words
 from fedpipe.settings.report import SIGNIFICANCE_LEVEL, RankTest
-
-FloatArray = npt.NDArray[np.float64]
 
 
 class RankComparison(NamedTuple):
@@ -65,17 +63,9 @@ class RankComparison(NamedTuple):
 def compare_ranks(names: Sequence[str], scores: FloatArray, sign: int, rank_test: RankTest) -> RankComparison:
     """Rank the methods in each column, and test their differences.
 
-    Parameters
-    ----------
-    names
-        Names of the k methods.
-    scores
-        Score of each method in each column, shape (k, N). At least three methods and two columns.
-    sign
-        1 if higher scores are better, -1 if lower scores are.
-    rank_test
-        ``nemenyi`` compares mean ranks. ``holm`` compares the scores of each pair by Wilcoxon's signed-rank test, and
-        corrects the p-values by Holm's method.
+    ``scores`` of each method in each column have shape (k, N), with at least three methods and two columns. ``sign`` is
+    1 if higher scores are better, and -1 if lower scores are. ``nemenyi`` compares mean ranks. ``holm`` compares the
+    scores of each pair by Wilcoxon's signed-rank test, and corrects the p-values by Holm's method.
     """
     from scipy import stats  # imported here, because it takes half a second
 
@@ -219,13 +209,9 @@ def describe_rank_comparison(plan: Plan, comparison: RankComparison, omitted_met
 
 
 def build_method_pairs_table(data: StudyData) -> pd.DataFrame:
-    """Build the ranks and corrected p-values of all pairs, the better method first.
+    """Build the ranks and corrected p-values of all pairs, the better method first. Empty if runs are missing.
 
-    Returns
-    -------
-    pandas.DataFrame
-        ``method`` (label and grid values), ``mean_rank``, ``other``, ``other_mean_rank``, ``p``. Empty if runs are
-        missing.
+    The columns are ``method`` (label and grid values), ``mean_rank``, ``other``, ``other_mean_rank`` and ``p``.
     """
     comparison, rows = build_ranked_table(data).compare_methods(data.plan), []
     if comparison:

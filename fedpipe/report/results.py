@@ -138,15 +138,8 @@ def select_rows_without_extra_models(plan: Plan, frame: pd.DataFrame) -> pd.Data
 def compute_reported_scores(frame: pd.DataFrame, round: ReportedRound, last_k: int) -> pd.DataFrame:
     """Compute the reported score of each run, metric, protocol and average.
 
-    Parameters
-    ----------
-    frame
-        Frame like :attr:`fedpipe.report.data.StudyData.scores`.
-    round
-        ``last``: last evaluated round. ``best``: best score of all rounds, which is the lowest one if a lower score is
-        better. ``mean-last``: mean of the last ``last_k`` evaluated rounds.
-    last_k
-        Number of rounds in the mean.
+    ``frame`` is like :attr:`fedpipe.report.data.StudyData.scores`. ``last`` is the score of the last evaluated round,
+    ``best`` the best one of all rounds, and ``mean-last`` the mean of the last ``last_k`` evaluated rounds.
     """
     keys = [name for name in frame.columns if name not in {"round", "score"}]
     signed_scores = frame.assign(score=_get_score_signs(frame) * frame["score"])
@@ -207,7 +200,6 @@ def compute_scores_of_runs(metrics: Sequence[pd.DataFrame], names: Collection[Me
 
 
 def _compute_averages(tested_rows: pd.DataFrame, metric: Metric, keys: list[str]) -> pd.Series[float]:
-    """Compute the averages of a metric's scores by ``average`` and ``keys``."""
     rows, sign = tested_rows.assign(score=_compute_client_scores(tested_rows, metric)), METRICS[metric].improvement_sign
     by_round = rows.groupby(keys)
     if metric == "accuracy":
@@ -276,7 +268,6 @@ def _compute_client_scores(rows: pd.DataFrame, metric: Metric) -> pd.Series[floa
 
 
 def _pool_calibration_error(rows: pd.DataFrame) -> float:
-    """Compute the calibration error of all samples of some rows."""
     return float(compute_calibration_error(*(np.stack(list(rows[name])).sum(0) for name in METRIC_COLUMNS["ece"])))
 
 
@@ -286,7 +277,6 @@ def compute_mean_of_worst_tenth(accuracies: FloatArray) -> FloatArray:
 
 
 def _get_score_signs(frame: pd.DataFrame) -> pd.Series[float]:
-    """Get the sign of an improvement of each row's metric."""
     return frame["metric"].map(lambda metric: METRICS[metric].improvement_sign).astype(float)
 
 

@@ -85,9 +85,8 @@ def compute_fairness(metrics: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame
     client_rows = metrics[(metrics["client"] >= 0) & (metrics["total"] > 0)]
     keys = [*keys, "protocol"]
     client_rows = results.select_last_rounds(client_rows, keys)
-    by_run = client_rows.assign(accuracy=client_rows["correct"] / client_rows["total"]).groupby(keys, sort=False)[
-        "accuracy"
-    ]
+    client_rows = client_rows.assign(accuracy=client_rows["correct"] / client_rows["total"])
+    by_run = client_rows.groupby(keys, sort=False)["accuracy"]
     fairness = by_run.agg(["mean", "min", "count"]).rename(columns={"min": "lowest", "count": "clients"})
     fairness.insert(1, "std", results.reduce_each_group(by_run, lambda accuracies: accuracies.std(1)))
     fairness.insert(2, "worst", results.reduce_each_group(by_run, results.compute_mean_of_worst_tenth))
@@ -100,31 +99,17 @@ def compute_cost_to_target(
     """Compute the cost to reach an accuracy over all test samples: ``round`` and ``bytes`` per run and protocol.
 
     The round is the first evaluated one that reaches it, and the bytes are those of all participants until its end.
-    Both are NaN if a run never reaches it.
-
-    Parameters
-    ----------
-    accuracies
-        Frame like :attr:`fedpipe.report.data.StudyData.accuracies`.
-    traffic
-        ``participants`` and mean ``bytes_down`` and ``bytes_up`` of a participant, by run and round.
-    keys
-        Columns that identify a run.
-    target
-        Accuracy in (0, 1].
+    Both are NaN if a run never reaches it. ``accuracies`` are like :attr:`fedpipe.report.data.StudyData.accuracies`.
+    ``traffic`` contains ``participants`` and mean ``bytes_down`` and ``bytes_up`` of a participant, by run and round.
+    ``keys`` are the columns that identify a run. The ``target`` is in (0, 1].
     """
     run_columns, protocol_columns = list(keys), [*keys, "protocol"]
     sample_accuracies = accuracies[accuracies["average"] == "sample"]
-    first_rounds = (
-        sample_accuracies[sample_accuracies["accuracy"] >= target].groupby(protocol_columns, sort=False)["round"].min()
-    )
+    reached = sample_accuracies[sample_accuracies["accuracy"] >= target]
+    first_rounds = reached.groupby(protocol_columns, sort=False)["round"].min().reset_index()
     cumulative_traffic = traffic.assign(bytes=traffic["participants"] * (traffic["bytes_down"] + traffic["bytes_up"]))
     cumulative_traffic["bytes"] = cumulative_traffic.groupby(run_columns, sort=False)["bytes"].cumsum()
-    runs = (
-        sample_accuracies[protocol_columns]
-        .drop_duplicates()
-        .merge(first_rounds.reset_index(), how="left", on=protocol_columns)
-    )
+    runs = sample_accuracies[protocol_columns].drop_duplicates().merge(first_rounds, how="left", on=protocol_columns)
     return runs.merge(cumulative_traffic[[*run_columns, "round", "bytes"]], how="left", on=[*run_columns, "round"])
 
 
@@ -144,10 +129,8 @@ def compute_class_statistics(metrics: pd.DataFrame, keys: Sequence[str]) -> pd.D
         hits, support, predicted = (np.stack(list(lines[name])).sum(0) for name in ("hits", "support", "predicted"))
         is_in_test, is_in_test_or_predicted = support > 0, support + predicted > 0
         f1 = 2 * hits[is_in_test_or_predicted] / (support + predicted)[is_in_test_or_predicted]
-        class_statistics = dict(
-            zip(CLASS_COLUMNS, (f1.mean(), (hits[is_in_test] / support[is_in_test]).mean()), strict=True)
-        )
-        rows.append({**dict(zip(keys, run, strict=True)), **class_statistics})
+        recall = hits[is_in_test] / support[is_in_test]
+        rows.append((*run, f1.mean(), recall.mean()))
     return pd.DataFrame(rows, columns=[*keys, *CLASS_COLUMNS])
 
 
@@ -160,15 +143,11 @@ def build_statistics_table(
 ) -> pd.DataFrame:
     """Build all statistics by algorithm, grid point and protocol.
 
-    Differences are in the study's first metric, to the baseline's row of ``table_row_keys`` at the same grid point.
-
-    Returns
-    -------
-    pandas.DataFrame
-        ``algorithm``, one column per name of the grid, ``protocol``, ``statistic``, ``mean`` and ``std`` over
-        ``seeds``, and the ``half_width`` of the confidence interval of differences. Accuracies, F1 and differences are
-        in percent, and differences in NLL are in nats. If some seeds do not reach a target, only the others count.
-        Protocols without clients have no fairness. Costs and differences need `report.target` and `report.baseline`.
+    The columns are ``algorithm``, one per name of the grid, ``protocol``, ``statistic``, ``mean`` and ``std`` over
+    ``seeds``, and the ``half_width`` of the confidence interval of differences. Accuracies, F1 and differences are in
+    percent, and differences in NLL are in nats. If some seeds do not reach a target, only the others count. Protocols
+    without clients have no fairness. Costs and differences need `report.target` and `report.baseline`. Differences are
+    in the study's first metric, to the baseline's row of ``table_row_keys`` at the same grid point.
     """
     scores, run_columns = results.select_rows_without_extra_models(plan, scores), get_run_key_columns(plan)
     frames_and_columns = [

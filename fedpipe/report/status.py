@@ -38,36 +38,24 @@ LOG_LINES = 20  #: lines to read of a failed job's log
 class RunProgress:
     """The progress of a run.
 
-    Parameters
-    ----------
-    name
-        Description of algorithm, grid point and seed.
-    state
-        ``damaged``: one of its files can't be read. ``failed``: its last job failed. ``running``: a job writes its log.
-        ``queued``: a job is submitted. ``stopped``: it has begun, but no Snakemake runs its study, or Ctrl+C or SIGTERM
-        ended its last job. ``waiting``: it has not begun, or Snakemake will continue it. ``done``: all rounds are
-        complete.
-    rounds, total
-        Complete rounds, and rounds of the study.
-    accuracy
-        Accuracy in [0, 1] over all test samples in the last evaluated round, by the protocol with which the table
-        reports the method. NaN if the method has no such model, None before the first evaluation.
-    seconds
-        Mean seconds of the last rounds.
-    curves
-        Accuracies in [0, 1] by evaluated round and protocol, if they were loaded.
-    damage
-        The message about the damaged file. Empty in other states.
+    ``state`` is ``damaged`` if one of its files can't be read, ``failed`` if its last job failed, ``running`` if a job
+    writes its log, and ``queued`` if a job is submitted. A ``stopped`` run has begun, but no Snakemake runs its study,
+    or Ctrl+C or SIGTERM ended its last job. A ``waiting`` run has not begun, or Snakemake will continue it. All rounds
+    of a ``done`` run are complete.
+
+    ``accuracy`` in [0, 1] is over all test samples in the last evaluated round, by the protocol with which the table
+    reports the method. It is NaN if the method has no such model, and None before the first evaluation.
     """
 
-    name: str
+    name: str  #: description of algorithm, grid point and seed
     state: RunState
-    rounds: int
-    total: int
+    rounds: int  #: complete rounds
+    total: int  #: rounds of the study
     accuracy: float | None
-    seconds: float | None
+    seconds: float | None  #: mean seconds of the last rounds
+    #: Accuracies in [0, 1] by evaluated round and protocol, if they were loaded.
     curves: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
-    damage: str = ""
+    damage: str = ""  #: message about the damaged file
 
     @property
     def seconds_left(self) -> float | None:
@@ -77,24 +65,12 @@ class RunProgress:
 
 @dataclass(frozen=True)
 class Failure:
-    """A failed job that has not been started again.
+    """A failed job that has not been started again."""
 
-    Parameters
-    ----------
-    run
-        Description of its run. Empty if it belongs to several runs.
-    rule
-        Rule of the job.
-    log
-        Log of the job, or Slurm's log if the job has written none.
-    lines
-        Last lines of the log.
-    """
-
-    run: str
+    run: str  #: description of its run. Empty if it belongs to several runs
     rule: str
-    log: Path
-    lines: list[str]
+    log: Path  #: log of the job, or Slurm's log if the job has written none
+    lines: list[str]  #: last lines of the log
 
     def format_line(self) -> str:
         """Describe the failure in one line, with the last line of its log."""
@@ -220,12 +196,9 @@ def summarize_progress(runs: list[RunProgress], width: int | None = None) -> lis
     states = ", ".join(f"{count} {state}" for state, count in state_counts.items())
     rounds = f"{sum(run.rounds for run in runs)} of {sum(run.total for run in runs)} rounds"
     seconds_left = estimate_seconds_left(runs)
-    time_left_note = (
-        ""
-        if seconds_left is None or state_counts.keys() == {"done"}
-        else f", about {format_duration(seconds_left)} left"
-    )
-    lines = [f"{len(runs)} run{'s' if len(runs) > 1 else ''} ({states})", f"{rounds}{time_left_note}"]
+    if seconds_left is not None and state_counts.keys() != {"done"}:
+        rounds += f", about {format_duration(seconds_left)} left"
+    lines = [f"{len(runs)} run{'s' if len(runs) > 1 else ''} ({states})", rounds]
     return [", ".join(lines)] if width is None or len(", ".join(lines)) <= width else lines
 
 
@@ -238,10 +211,8 @@ def describe_search_progress(plan: Plan) -> list[str]:
     if number == len(tuning.rungs):
         return [f"tune: the winners of {tuning.draws} draws are known"]
     selected = max(len(result.selected) for result in rungs[-1].searches) if rungs else 0
-    draws, later_runs = (
-        selected + len(tuning.get_new_draw_numbers(number)),
-        tuning.count_later_runs(number, len(plan.seeds)),
-    )
+    draws = selected + len(tuning.get_new_draw_numbers(number))
+    later_runs = tuning.count_later_runs(number, len(plan.seeds))
     return [
         f"tune: rung {number + 1} of {len(tuning.rungs)}, {draws} of {tuning.draws} draws of each method until round "
         f"{tuning.rungs[number]}",
@@ -305,7 +276,6 @@ def _get_state_of_incomplete_run(
 
 
 def _get_last_accuracy(plan: Plan, run: PlannedRun, curves: Mapping[int, Mapping[str, float]]) -> float | None:
-    """Get the accuracy by the method's reported protocol in the last evaluated round."""
     if not curves or run.path in plan.search_run_paths:
         return None
     return curves[max(curves)].get(plan.get_method_protocol(run.algorithm), math.nan)

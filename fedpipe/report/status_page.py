@@ -61,8 +61,7 @@ class Row(NamedTuple):
     partition: Link | None
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """The learning curve of a run in a chart."""
 
     name: str
@@ -70,8 +69,7 @@ class Line:
     points: str  #: points of an SVG polyline
 
 
-@dataclass(frozen=True)
-class Chart:
+class Chart(NamedTuple):
     """The learning curves of a study by one protocol. Labels of axes have their position in pixels."""
 
     protocol: str
@@ -335,16 +333,16 @@ def _read_plans(params: Path, preset: str) -> PlansOfStudies:
     ArtifactError
         No study has a plan, or none can be read.
     """
-    plan_paths = {
-        study: StudyFiles.from_params(study, preset).plan for study in layout.list_studies_without_readings(params)
-    }
-    plans = PlansOfStudies([], [study for study, plan_path in plan_paths.items() if not plan_path.is_file()], [])
-    for study, plan_path in plan_paths.items():
-        if study not in plans.missing:
-            try:
-                plans.readable.append(Plan.read(plan_path))
-            except ArtifactError as error:
-                plans.damage.append(str(error))
+    plans = PlansOfStudies([], [], [])
+    for study in layout.list_studies_without_readings(params):
+        plan_path = StudyFiles.from_params(study, preset).plan
+        if not plan_path.is_file():
+            plans.missing.append(study)
+            continue
+        try:
+            plans.readable.append(Plan.read(plan_path))
+        except ArtifactError as error:
+            plans.damage.append(str(error))
     if not plans.readable:
         advice = f"--params: no study in {params} has a plan. Type `fedpipe plan --params {params}` first."
         raise ArtifactError("\n".join(plans.damage) or advice)

@@ -166,7 +166,6 @@ def _format_run_row(run: RunProgress) -> tuple[str, str, str, str, str]:
 
 
 def _get_table_width(rows: Sequence[Sequence[str]]) -> int:
-    """Get the width of a table in characters."""
     return sum(max(map(len, column)) for column in zip(*rows, strict=True)) + GAP * (len(rows[0]) - 1)
 
 
@@ -183,6 +182,5 @@ def _render_failures(failures: list[Failure], width: int, height: int | None) ->
 
 
 def _count_wrapped_lines(texts: list[Text], width: int) -> int:
-    """Count the lines of texts that wrap at a width."""
     console = Console(width=width)
     return sum(len(text.wrap(console, width)) for text in texts)

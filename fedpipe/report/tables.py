@@ -12,31 +12,11 @@ import pandas as pd
 
 from fedpipe.core.storage import layout
 from fedpipe.planning.plan import Plan
-from fedpipe.report import results, statistics
+from fedpipe.report import results, statistics, table_notes, words
 from fedpipe.report.data import StudyData
 from fedpipe.report.ranks import build_rank_section
-from fedpipe.report.table_notes import (
-    build_heterogeneity_section,
-    describe_best_values_at_grid_edges,
-    describe_data_and_partitions,
-    describe_environments,
-    describe_omitted_updates,
-    describe_reported_numbers,
-    explain_missing_values,
-    format_seed_counts,
-)
 from fedpipe.report.table_parts import TextTable, escape_html
 from fedpipe.report.tuning import build_search_section
-from fedpipe.report.words import (
-    DASH,
-    METRICS,
-    explain_metrics,
-    format_bytes,
-    format_mean,
-    format_metric_label,
-    format_number,
-    get_reported_column_header,
-)
 
 PAGE_CSS = (  #: style of the page
     "body{font:15px/1.5 system-ui,sans-serif;margin:1.5rem;color:#222}p{max-width:60rem}"
@@ -67,8 +47,7 @@ def build_dvc_metrics(data: StudyData) -> dict[str, Any]:
 def render_markdown_table(data: StudyData) -> str:
     """Render the table as Markdown: caption, one row per algorithm and grid point, and notes."""
     text_parts = [
-        report_part.to_markdown() if isinstance(report_part, TextTable) else escape_html(report_part)
-        for report_part in build_report_sections(data)
+        part.to_markdown() if isinstance(part, TextTable) else escape_html(part) for part in build_report_sections(data)
     ]
     return "\n\n".join(text_parts) + "\n"
 
@@ -76,58 +55,43 @@ def render_markdown_table(data: StudyData) -> str:
 def render_html_page(data: StudyData) -> str:
     """Render the table as a self-contained page for Snakemake's report."""
     html_parts = [
-        report_part.to_html() if isinstance(report_part, TextTable) else f"<p>{escape(report_part)}</p>"
-        for report_part in build_report_sections(data)
+        part.to_html() if isinstance(part, TextTable) else f"<p>{escape(part)}</p>"
+        for part in build_report_sections(data)
     ]
-    plan = data.plan
-    title = escape(
-        f"Results of {plan.params}" + ("" if plan.preset == layout.FULL_PRESET else f", preset {plan.preset}")
-    )
-    return (
-        '<!doctype html>\n<html lang="en">\n<meta '
-        f'charset="utf-8">\n<title>{title}</title>\n<style>{PAGE_CSS}</style>\n' + "\n".join(html_parts) + "\n</html>\n"
-    )
+    preset = "" if data.plan.preset == layout.FULL_PRESET else f", preset {data.plan.preset}"
+    title = escape(f"Results of {data.plan.params}{preset}")
+    head = f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{title}</title>'
+    return "\n".join([head, f"<style>{PAGE_CSS}</style>", *html_parts, "</html>\n"])
 
 
 def build_report_sections(data: StudyData) -> list[str | TextTable]:
     """Build paragraphs and tables of the report, in order."""
     plan, rows = data.plan, []
-    seeds = format_seed_counts(plan)
+    seeds = table_notes.format_seed_counts(plan)
     cells_by_row: dict[tuple[Hashable, ...], list[dict[Hashable, Any]]] = {}
     for cell in data.reported_rows.to_dict("records"):  # a frame per row takes ten times as long
         cells_by_row.setdefault(tuple(cell[name] for name in plan.row_key_columns), []).append(cell)
     for key, cells in cells_by_row.items():
-        if key not in data.table_row_keys:
-            continue
-        rows.append(
-            {
-                **results.format_row_labels(plan, key),
-                **seeds.get(key, {}),
-                **_format_reported_scores(plan, cells),
-                **{format_metric_label(str(cell["protocol"]), cell["metric"]): format_score(cell) for cell in cells},
-                "bytes down": format_bytes(cells[0]["bytes_down"]),
-                "bytes up": format_bytes(cells[0]["bytes_up"]),
-            }
-        )
-    result_table = TextTable(pd.DataFrame(rows), len(plan.row_key_columns))
-    warnings = [f"Warning: {warning}" for warning in plan.warnings]
-    notes = [
-        *describe_omitted_updates(data),
-        *warnings,
-        *build_heterogeneity_section(data),
-        *describe_environments(data),
-        *data.shared_code_notes,
-    ]
+        if key in data.table_row_keys:
+            labels = results.format_row_labels(plan, key) | seeds.get(key, {})
+            metrics = [words.format_metric_label(str(cell["protocol"]), cell["metric"]) for cell in cells]
+            scores = dict(zip(metrics, map(format_score, cells), strict=True))
+            traffic = {f"bytes {way}": words.format_bytes(cells[0][f"bytes_{way}"]) for way in ("down", "up")}
+            rows.append(labels | _format_reported_scores(plan, cells) | scores | traffic)
     return [
         build_table_caption(plan),
-        result_table,
+        TextTable(pd.DataFrame(rows), len(plan.row_key_columns)),
         *build_search_section(plan),
         *results.describe_method_overrides(plan),
-        *describe_best_values_at_grid_edges(data),
-        explain_metrics(map(str, data.reported_rows["protocol"]), plan.metrics),
+        *table_notes.describe_best_values_at_grid_edges(data),
+        words.explain_metrics(map(str, data.reported_rows["protocol"]), plan.metrics),
         *_build_statistics_section(data),
         *build_rank_section(data),
-        *notes,
+        *table_notes.describe_omitted_updates(data),
+        *(f"Warning: {warning}" for warning in plan.warnings),
+        *table_notes.build_heterogeneity_section(data),
+        *table_notes.describe_environments(data),
+        *data.shared_code_notes,
     ]
 
 
@@ -135,8 +99,8 @@ def build_table_caption(plan: Plan) -> str:
     """Build the caption: reported round and average, seeds, rounds, data set and partition."""
     report = plan.report
     extra_sentences = (
-        f"Column `{get_reported_column_header(plan.metrics[0])}`: "
-        f"{format_metric_label(plan.protocols[0], plan.metrics[0])}, or the metric in parentheses. "
+        f"Column `{words.get_reported_column_header(plan.metrics[0])}`: "
+        f"{words.format_metric_label(plan.protocols[0], plan.metrics[0])}, or the metric in parentheses. "
         if plan.method_protocols
         else ""
     )
@@ -146,8 +110,8 @@ def build_table_caption(plan: Plan) -> str:
             f"{SELECTION_PHRASES[report.best_on]}. "
         )
     return (
-        f"{describe_reported_numbers(plan)} Bytes are per participant and round. "
-        f"{extra_sentences}{explain_missing_values(plan)} {describe_data_and_partitions(plan)}"
+        f"{table_notes.describe_reported_numbers(plan)} Bytes are per participant and round. "
+        f"{extra_sentences}{table_notes.explain_missing_values(plan)} {table_notes.describe_data_and_partitions(plan)}"
     )
 
 
@@ -175,7 +139,7 @@ def encode_table_csv(frame: pd.DataFrame, format_value: Callable[[str], str] = e
 
 def format_score(cell: Mapping[Hashable, Any]) -> str:
     """Format mean and deviation of a row, or a dash. An infinite NLL has no deviation."""
-    return format_mean(cell["mean"], cell["std"]) if cell["seeds"] else DASH
+    return words.format_mean(cell["mean"], cell["std"]) if cell["seeds"] else words.DASH
 
 
 def _format_reported_scores(plan: Plan, cells: list[dict[Hashable, Any]]) -> dict[str, str]:
@@ -185,14 +149,13 @@ def _format_reported_scores(plan: Plan, cells: list[dict[Hashable, Any]]) -> dic
     algorithm = cells[0]["algorithm"]
     protocol = plan.get_method_protocol(algorithm)
     (cell,) = (cell for cell in cells if (cell["protocol"], cell["metric"]) == (protocol, plan.metrics[0]))
-    metric = f" ({format_metric_label(protocol, plan.metrics[0])})" if algorithm in plan.method_protocols else ""
-    return {get_reported_column_header(plan.metrics[0]): f"{format_score(cell)}{metric}"}
+    metric = f" ({words.format_metric_label(protocol, plan.metrics[0])})" if algorithm in plan.method_protocols else ""
+    return {words.get_reported_column_header(plan.metrics[0]): f"{format_score(cell)}{metric}"}
 
 
 def _build_statistics_section(data: StudyData) -> list[str | TextTable]:
     """Build the statistics of `report.statistics`, with one row per row of the table."""
-    plan = data.plan
-    report = plan.report
+    plan, report = data.plan, data.plan.report
     if not report.statistics:
         return []
     key_columns = [*plan.row_key_columns, "protocol", "statistic"]
@@ -211,16 +174,12 @@ def _build_statistics_section(data: StudyData) -> list[str | TextTable]:
     rows = []
     for key in data.table_row_keys:
         protocol = plan.get_method_protocol(str(key[0]))
-        rows.append(
-            {
-                **results.format_row_labels(plan, key),
-                **({"metric": format_metric_label(protocol)} if plan.method_protocols else {}),
-                **{
-                    column_heads[name]: _format_statistic_cell(plan, statistics_by_key.get((*key, protocol, name)))
-                    for name in report.statistics
-                },
-            }
-        )
+        metric = {"metric": words.format_metric_label(protocol)} if plan.method_protocols else {}
+        cells = {
+            column_heads[name]: _format_statistic_cell(plan, statistics_by_key.get((*key, protocol, name)))
+            for name in report.statistics
+        }
+        rows.append(results.format_row_labels(plan, key) | metric | cells)
     statistics_table = pd.DataFrame(rows)
     return [
         _describe_statistics(plan, target_text),
@@ -231,7 +190,7 @@ def _build_statistics_section(data: StudyData) -> list[str | TextTable]:
 def _describe_statistics(plan: Plan, target_text: str) -> str:
     """Describe the statistics of `report.statistics`, one sentence each."""
     report = plan.report
-    metric_text = "the metric of each row" if plan.method_protocols else format_metric_label(plan.protocols[0])
+    metric_text = "the metric of each row" if plan.method_protocols else words.format_metric_label(plan.protocols[0])
     sentences = [f"Statistics of: {metric_text}."]
     if len(plan.seeds) > 1:
         sentences.append("Mean ± standard deviation over seeds.")
@@ -250,23 +209,17 @@ def _describe_statistics(plan: Plan, target_text: str) -> str:
             "target are the sum over all clients. A dash means that no seed reached it."
         )
     if "difference" in report.statistics:
-        sentences.append(_describe_difference_statistic(plan))
+        sentences.append(
+            f"Differences in {words.METRICS[plan.metrics[0]].name} to {_describe_baseline(plan)} are "
+            f"{statistics.PAIRED_EXPLANATION} The baseline has a dash."
+        )
     return " ".join(sentences)
-
-
-def _describe_difference_statistic(plan: Plan) -> str:
-    """Describe the statistic `difference` below the table."""
-    metric = METRICS[plan.metrics[0]].name
-    return (
-        f"Differences in {metric} to {_describe_baseline(plan)} are {statistics.PAIRED_EXPLANATION} The baseline has a "
-        "dash."
-    )
 
 
 def describe_stars(plan: Plan) -> str:
     """Describe the stars of the LaTeX table."""
     return (
-        f"A star marks {METRICS[plan.metrics[0]].name} that differs from {_describe_baseline(plan)}: the "
+        f"A star marks {words.METRICS[plan.metrics[0]].name} that differs from {_describe_baseline(plan)}: the "
         f"{statistics.CONFIDENCE:.0%} confidence interval of the difference, paired by seed (Student's t), excludes 0."
     )
 
@@ -279,13 +232,13 @@ def _describe_baseline(plan: Plan) -> str:
 
 def _format_statistic_cell(plan: Plan, row: dict[Hashable, Any] | None) -> str:
     if row is None or not row["seeds"]:
-        return DASH
+        return words.DASH
     name, mean, std, seeds = (row[key] for key in ("statistic", "mean", "std", "seeds"))
     if name == "difference":
         text = statistics.PairedDifference(mean, std, row["half_width"], seeds).formatted_difference
     else:
-        formats = {"bytes_to_target": format_bytes, "rounds_to_target": "{:.1f}".format}
-        text = format_mean(mean, std, formats.get(name, format_number))
+        formats = {"bytes_to_target": words.format_bytes, "rounds_to_target": "{:.1f}".format}
+        text = words.format_mean(mean, std, formats.get(name, words.format_number))
     can_lack_seeds = name in statistics.TARGET_COLUMNS or (name == "difference" and seeds > 1)
     is_lacking_seeds = can_lack_seeds and seeds < len(plan.seeds)
     return f"{text.rstrip()} ({seeds} of {len(plan.seeds)} seeds)" if is_lacking_seeds else text

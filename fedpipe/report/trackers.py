@@ -185,12 +185,10 @@ class DVCLive(Tracker):
         self._live.end()
 
 
+#: By name in `execution.callbacks`.
 TRACKER_CLASSES: dict[str, type[Tracker]] = {
-    "dvclive": DVCLive,
-    "mlflow": MLflow,
-    "tensorboard": TensorBoard,
-    "wandb": WandB,
-}  #: by name in `execution.callbacks`
+    tracker_class.__name__.lower(): tracker_class for tracker_class in (DVCLive, MLflow, TensorBoard, WandB)
+}
 
 
 def flatten_settings(settings: Mapping[str, Any]) -> dict[str, str | int | float | bool]:

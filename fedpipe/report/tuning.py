@@ -147,14 +147,11 @@ def rank_draws(measurements: Mapping[int, Sequence[Measurement]], improvement_si
 
 
 def build_draws_frame(plan: Plan) -> pd.DataFrame:
-    """Build the table of all draws in all complete rungs.
+    """Build the table of all draws in all complete rungs. Empty without `tune`.
 
-    Returns
-    -------
-    pandas.DataFrame
-        ``algorithm``, one column per name of the study's grid, ``draw``, one column per key of `tune.over` (None if it
-        does not concern the method), ``rounds`` of the rung, ``rank``, ``score`` (mean over seeds), ``diverged`` and
-        ``selected``. Empty without `tune`.
+    The columns are ``algorithm``, one per name of the study's grid, ``draw``, one per key of `tune.over` (None if it
+    does not concern the method), ``rounds`` of the rung, ``rank``, ``score`` (mean over seeds), ``diverged`` and
+    ``selected``.
     """
     rows = []
     for rung in plan.read_rungs():

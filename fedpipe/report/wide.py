@@ -111,9 +111,8 @@ def render_latex_table(data: StudyData, full_plan: Plan | None = None) -> str:
         r"\end{tabular}",
     ]
     for part in search_section:
-        lines += (
-            ["", "% The winners of the search:", *_render_latex_text_table(part)] if isinstance(part, TextTable) else []
-        )
+        if isinstance(part, TextTable):
+            lines += ["", "% The winners of the search:", *_render_latex_text_table(part)]
     return "\n".join(lines) + "\n"
 
 
@@ -309,7 +308,6 @@ def _join_latex_cells(cells: Sequence[str]) -> str:
 
 
 def _render_latex_text_table(table: TextTable) -> Iterator[str]:
-    """Render a table of text cells as a tabular."""
     width, left_aligned_columns = table.frame.shape[1], table.left_aligned_columns
     yield rf"\begin{{tabular}}{{{'l' * left_aligned_columns}{'r' * (width - left_aligned_columns)}}}"
     yield r"\toprule"
@@ -329,11 +327,8 @@ def _choose_latex_marks(numbers: Sequence[float | None], sign: int) -> list[str]
     if len(numbers) < 2:
         return [""] * len(numbers)
     ranked_numbers = sorted({number for number in numbers if number is not None}, key=lambda number: -sign * number)
-    first, second, *_ = [*ranked_numbers, None, None]
-    return [
-        "" if value is None else r"\textbf" if value == first else r"\underline" if value == second else ""
-        for value in numbers
-    ]
+    marks: dict[float | None, str] = dict(zip(ranked_numbers, (r"\textbf", r"\underline"), strict=False))
+    return [marks.get(number, "") for number in numbers]
 
 
 def _render_latex_entry(entry: Entry, mark: str, notes: dict[str, str]) -> str:
@@ -359,10 +354,7 @@ def _render_latex_table_head(wide_table: WideTable) -> Iterator[str]:
         yield " & ".join(cells).lstrip() + r" \\"
         if len(groups) < len(list(itertools.groupby(head[: level + 1] for head in columns))):
             yield " ".join(rules)
-    yield (
-        " & ".join([*map(escape_latex, wide_table.label_heads), *(escape_latex(heads[-1]) for heads in columns)])
-        + r" \\"
-    )
+    yield " & ".join(map(escape_latex, [*wide_table.label_heads, *(heads[-1] for heads in columns)])) + r" \\"
 
 
 def _build_latex_column_heads(wide_table: WideTable) -> list[tuple[str, ...]]:
@@ -379,13 +371,12 @@ def _build_latex_column_heads(wide_table: WideTable) -> list[tuple[str, ...]]:
 
 
 def _build_caption_lines(data: StudyData, wide_table: WideTable, search_notes: Sequence[str]) -> list[str]:
-    """Build the lines of the caption in a paper."""
     plan = data.plan
     preset = [] if plan.preset == layout.FULL_PRESET else ["--preset", plan.preset]
     command = shlex.join(["fedpipe", "show", "--params", str(plan.params), *preset, "--format", "latex"])
     protocols = dict.fromkeys(column.protocol for column in wide_table.columns)
     metric_labels = [words.format_metric_label(protocol, metric) for metric in plan.metrics for protocol in protocols]
-    caption_lines = [
+    return [
         f"Made with `{command}`. The table needs \\usepackage{{booktabs}}.",
         table_notes.describe_reported_numbers(plan),
         f"Metrics: {', '.join(metric_labels)}. {table_notes.explain_missing_values(plan)}",
@@ -405,51 +396,37 @@ def _build_caption_lines(data: StudyData, wide_table: WideTable, search_notes: S
         ),
         *([tables.describe_stars(plan)] if "difference" in plan.report.statistics else []),
         table_notes.describe_data_and_partitions(plan),
-    ]
-    if plan.report.best_over:
-        caption_lines += [*_describe_best_values(data), *table_notes.describe_best_values_at_grid_edges(data)]
-    warnings = [f"Warning: {warning}" for warning in plan.warnings]
-    return [
-        *caption_lines,
+        *_describe_best_values(data),
+        *table_notes.describe_best_values_at_grid_edges(data),
         *table_notes.describe_omitted_updates(data),
-        *warnings,
+        *(f"Warning: {warning}" for warning in plan.warnings),
         *table_notes.describe_environments(data),
         *data.shared_code_notes,
     ]
 
 
 def _describe_best_values(data: StudyData) -> list[str]:
-    """The values of `report.best_over` that each number uses, one line per method."""
-    plan = data.plan
-    searched_names = plan.report.best_over
-    values: dict[str, list[tuple[str, str]]] = {}
+    """Describe the values of `report.best_over` that each number uses, one line per method. Empty without it."""
+    plan, searched_names = data.plan, data.plan.report.best_over
+    if not searched_names:
+        return []
+    texts_by_algorithm: dict[str, list[tuple[str, str]]] = {}
     for key in data.table_row_keys:
-        algorithm, *point = map(str, key)
-        searched_text, rest_text = (
-            results.describe_grid_point(
-                {
-                    name: value if (name in searched_names) == is_searched_part else ""
-                    for name, value in zip(plan.grid, point, strict=True)
-                }
-            )
-            for is_searched_part in (True, False)
-        )
+        algorithm, *values = map(str, key)
+        point = dict(zip(plan.grid, values, strict=True))
+        searched_text = results.describe_grid_point(point | dict.fromkeys(point.keys() - {*searched_names}, ""))
         if searched_text:
-            values.setdefault(algorithm, []).append((searched_text, rest_text))
+            rest_text = results.describe_grid_point(point | dict.fromkeys(searched_names, ""))
+            texts_by_algorithm.setdefault(algorithm, []).append((searched_text, rest_text))
     lines = []
-    for algorithm, value_texts in values.items():
+    for algorithm, value_texts in texts_by_algorithm.items():
         has_single_value = len({searched_text for searched_text, _ in value_texts}) == 1
-        value_list = (
-            [value_texts[0][0]]
-            if has_single_value
-            else [f"{searched_text} ({rest_text})" for searched_text, rest_text in value_texts]
-        )
-        lines.append(f"  {plan.get_method_title(algorithm)}: {'; '.join(value_list)}")
+        texts = [f"{searched_text} ({rest_text})" for searched_text, rest_text in value_texts]
+        value_list = value_texts[0][0] if has_single_value else "; ".join(texts)
+        lines.append(f"  {plan.get_method_title(algorithm)}: {value_list}")
     selection_phrase = tables.SELECTION_PHRASES[plan.report.best_on]
-    return [
-        f"Each number uses its best value of {' and '.join(searched_names)}, selected on the {selection_phrase}:",
-        *lines,
-    ]
+    head = f"Each number uses its best value of {' and '.join(searched_names)}, selected on the {selection_phrase}:"
+    return [head, *lines]
 
 
 TABLE_RENDERERS: dict[str, Callable[[StudyData, Plan | None], str]] = {

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -16,6 +17,8 @@ from fedpipe.core.storage import layout
 from fedpipe.core.storage.layout import MergedRoundFiles
 from fedpipe.data import heterogeneity
 from fedpipe.planning.plan import Cell, Plan, PlannedRun
+from fedpipe.report import tables
+from fedpipe.report.data import StudyData
 from fedpipe.settings.execution import Artifacts, Execution
 from fedpipe.settings.report import Report
 
@@ -42,19 +45,9 @@ class Tree:
             }
             if any((cell.algorithm, cell.seed, cell.grid) == (name, seed, method_point) for cell in cells):
                 continue
-            key = f"{len(runs):012x}"
-            cells.append(Cell(algorithm=name, seed=seed, key=key, rounds=ROUNDS, grid=method_point))
-            runs.append(
-                PlannedRun(
-                    algorithm=name,
-                    seed=seed,
-                    key=key,
-                    rounds=ROUNDS,
-                    partition=PARTITION,
-                    dataset=f"digits-{0:012x}",
-                    participants=2,
-                )
-            )
+            fields: dict[str, Any] = {"algorithm": name, "seed": seed, "key": f"{len(runs):012x}", "rounds": ROUNDS}
+            cells.append(Cell(**fields, grid=method_point))
+            runs.append(PlannedRun(**fields, partition=PARTITION, dataset=f"digits-{0:012x}", participants=2))
         self.plan = Plan(
             params=Path("params.yaml"),
             preset="full",
@@ -80,10 +73,9 @@ class Tree:
             artifacts=Artifacts(),
             report=Report(last_k=2),
         )
-        partition = layout.get_assignment_path(PARTITION).with_name("heterogeneity.parquet")
-        self.write_table(
-            partition, heterogeneity.make_heterogeneity_table(np.array([[4, 0], [3, 3]])), "assignment.json"
-        )
+        path = layout.get_assignment_path(PARTITION).with_name("heterogeneity.parquet")
+        table = heterogeneity.make_heterogeneity_table(np.array([[4, 0], [3, 3]]))
+        self.write_table(path, table, "assignment.json")
 
     def change(self, **fields: Any) -> None:
         """Change fields of the plan."""
@@ -101,19 +93,22 @@ class Tree:
     def runs(self) -> tuple[PlannedRun, ...]:
         return self.plan.runs
 
+    @property
+    def data(self) -> StudyData:
+        """The numbers of the study. Each use reads the files again."""
+        return StudyData(self.plan)
+
+    def render_markdown(self) -> str:
+        return tables.render_markdown_table(self.data)
+
     def write(
         self, run: int, rounds: Sequence[Mapping[str, Counts]], traffic: int = 100, seconds: float = 1.0, **made_by: str
     ) -> None:
         """Write the files of a run, with the counts of each protocol by round."""
         files = self.merged_files(run)
         rows: list[dict[str, Any]] = [
-            {
-                "round": number,
-                "client": client if len(counts) > 1 else -1,
-                "protocol": protocol,
-                "correct": correct,
-                "total": total,
-            }
+            {"round": number, "client": client if len(counts) > 1 else -1, "protocol": protocol}
+            | {"correct": correct, "total": total}
             for number, counts_by_protocol in enumerate(rounds, 1)
             for protocol, counts in counts_by_protocol.items()
             for client, (correct, total) in enumerate(counts)
@@ -124,11 +119,9 @@ class Tree:
         sent = {"participants": 2, "left_out": 0, "bytes_up": 2.0 * traffic}
         rows_sent = [{"round": n, **sent, "bytes_down": traffic * n} for n in range(1, len(rounds) + 1)]
         self.write_table(files.rounds, pa.Table.from_pylist(rows_sent))
-        times = [
-            {"round": n + 1, "train": seconds, "epoch": seconds / 4, "aggregate": 0.5, "evaluate": 0.25}
-            for n in range(len(rounds))
-        ]
-        self.write_json(files.times, {"rounds": times, "made_by": [MADE_BY | made_by]})
+        times = {"train": seconds, "epoch": seconds / 4, "aggregate": 0.5, "evaluate": 0.25}
+        times_by_round = [{"round": n} | times for n in range(1, len(rounds) + 1)]
+        self.write_json(files.times, {"rounds": times_by_round, "made_by": [MADE_BY | made_by]})
 
     def write_all(self, rounds_by_run: Iterable[Sequence[Mapping[str, Counts]]]) -> None:
         """Write the files of all runs."""
@@ -143,21 +136,15 @@ class Tree:
     def write_json(path: Path, value: Any) -> None:
         """Write a JSON file and add its hash to ``joined.json`` in the same folder."""
         record = path.with_name("joined.json")
-        storage_files.write_json(
-            record, storage_files.read_json(record) | {path.name: storage_files.write_json(path, value)}
-        )
+        hashes = storage_files.read_json(record) | {path.name: storage_files.write_json(path, value)}
+        storage_files.write_json(record, hashes)
 
     @staticmethod
     def write_table(path: Path, table: pa.Table, manifest: str = "joined.json") -> None:
         """Write a table and add its hash to a manifest in the same folder."""
         record = path.with_name(manifest)
-        hashes = (
-            storage_files.read_json(record)
-            if record.exists()
-            else {"rounds": ROUNDS}
-            if manifest == "joined.json"
-            else {}
-        )
+        first_fields = {"rounds": ROUNDS} if manifest == "joined.json" else {}
+        hashes = storage_files.read_json(record) if record.exists() else first_fields
         storage_files.write_json(record, hashes | {path.name: storage_files.write_parquet(path, table)})
 
     def write_matrices(self, run: int, measured: Mapping[str, float] | None) -> None:
@@ -177,6 +164,17 @@ def rounds(server: Sequence[int], clients: Sequence[Counts]) -> list[dict[str, C
         {"global-on-global": [(right, 10)], "personal-on-local": local}
         for right, local in zip(server, clients, strict=True)
     ]
+
+
+def read_markdown_rows(text: str, start: str = "") -> list[list[str]]:
+    """Return the cells of the rows of Markdown tables whose first cell begins with a text, heads included."""
+    lines = [line for line in text.splitlines() if line.startswith(f"| {start}")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def select_rows(frame: pd.DataFrame, **values: Any) -> pd.DataFrame:
+    """Select the rows of a frame with these values."""
+    return frame[(frame[[*values]] == [*values.values()]).all(axis=1)]
 
 
 @pytest.fixture

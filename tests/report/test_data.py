@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 from fedpipe.cli import app
 from fedpipe.core.storage import files, layout
 from fedpipe.report import contents
-from fedpipe.report.data import StudyData
 from fedpipe.settings.report import Report
 from tests.report.conftest import PARTITION, Tree, rounds
 
@@ -32,18 +31,11 @@ def study(make: Callable[..., Tree]) -> Tree:
         dataclasses.replace(cell, key=keys[cell.seed]) if cell.algorithm == "feddw" else cell
         for cell in tree.plan.cells
     )
+    statistics = ("client_std", "rounds_to_target", "difference")
     tree.change(
         cells=cells,
         runs=tuple(dict.fromkeys(map(tree.plan.get_run, cells))),
-        report=Report(
-            round="last",
-            last_k=2,
-            average="sample",
-            best_over=("federation.learning_rate",),
-            statistics=("client_std", "rounds_to_target", "difference"),
-            target=0.5,
-            baseline="fedavg",
-        ),
+        report=Report(best_over=("federation.learning_rate",), statistics=statistics, target=0.5, baseline="fedavg"),
     )
     samples = {"sample": [0, 1, 2], "client": [0, 1, 1], "label": [0, 0, 1], "split": ["train", "train", "test"]}
     tree.write_table(layout.get_assignment_path(PARTITION), pa.table(samples), "assignment.json")
@@ -71,7 +63,7 @@ def test_table_command_reads_each_file_once(study: Tree, monkeypatch: pytest.Mon
     assert set(reads.values()) == {1}
     assert {path.name for path in reads} == {*TABLE_FILES, "assignment.parquet", "matrices.parquet"}
     assert sum(path.name == "metrics.parquet" for path in reads) == len(study.runs) == 6
-    assert contents.find_outdated_files(contents.build_report_files(StudyData(study.plan))) == []
+    assert contents.find_outdated_files(contents.build_report_files(study.data)) == []
 
 
 @pytest.mark.parametrize(
@@ -92,7 +84,7 @@ def test_figure_command_reads_each_file_once(
 
 @pytest.mark.parametrize("form", ["markdown", "latex", "csv"])
 def test_show_command_compares_only_shown_file(study: Tree, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
-    contents.write_report_files(contents.build_table_files(StudyData(study.plan)))
+    contents.write_report_files(contents.build_table_files(study.data))
     for name in ("results.csv", "results.html", "statistics.csv"):
         (study.plan.study_files.tables_folder / name).write_text("edited")
     reads = count_reads(monkeypatch, "show", "--format", form)
@@ -101,7 +93,7 @@ def test_show_command_compares_only_shown_file(study: Tree, monkeypatch: pytest.
 
 
 def test_build_report_files_does_not_change_frames(study: Tree) -> None:
-    data = StudyData(study.plan)
+    data = study.data
     frames = [data.metrics, data.accuracies, data.round_summaries, data.score_table]
     copies = [frame.copy() for frame in frames]
     contents.build_report_files(data)

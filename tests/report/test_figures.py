@@ -14,8 +14,7 @@ from matplotlib.text import Text
 
 from fedpipe.core.storage import files, layout
 from fedpipe.data.class_names import select_class_names
-from fedpipe.report import contents, curves, plots
-from fedpipe.report.data import StudyData
+from fedpipe.report import contents, plots
 from fedpipe.report.figures import curves as curves_figure
 from fedpipe.report.figures import matrices, partition, style
 from fedpipe.report.matrices import ModelMatrices
@@ -38,7 +37,7 @@ def make_lines(make, counts, rounds=3):
 
 def plot_curves(tree):
     """Plot the curves of all metrics of a study."""
-    return curves_figure.build_curves_figure(tree.plan, curves.build_metric_curves(StudyData(tree.plan)))
+    return curves_figure.build_curves_figure(tree.plan, tree.data.build_metric_curves())
 
 
 def plot_twice(write, stem):
@@ -57,7 +56,7 @@ def test_line_styles_of_many_algorithms_differ():
 
 
 def test_curves_figure_has_equal_bytes_each_time_without_date(two):
-    first, second = plot_twice(lambda: curves_figure.write_curves_figure(StudyData(two.plan)), "curves")
+    first, second = plot_twice(lambda: curves_figure.write_curves_figure(two.data), "curves")
     assert first == second
     assert b"<dc:date>" not in first[0]
     assert b"CreationDate" not in first[1]
@@ -66,7 +65,7 @@ def test_curves_figure_has_equal_bytes_each_time_without_date(two):
 
 def test_curves_figure_stores_text_as_text(two):
     """The SVG lists fallback fonts, and the PDF embeds its fonts."""
-    curves_figure.write_curves_figure(StudyData(two.plan))
+    curves_figure.write_curves_figure(two.data)
     svg, pdf = (Path(f"results/figures/curves.{kind}").read_bytes() for kind in ("svg", "pdf"))
     assert b">Global test accuracy</text>" in svg
     assert svg.count(b"'DejaVu Sans'") == svg.count(b"'DejaVu Sans', Verdana, sans-serif") > 0
@@ -111,7 +110,7 @@ def test_labels_of_27_panels_do_not_overlap(make, panels):
     protocols = ("global-on-global", "personal-on-local", "finetuned-on-local")
     tree.change(protocols=protocols)
     tree.write_all([{protocol: [(4, 10)] for protocol in protocols}] * 2 for index in range(len(tree.runs)))
-    frame = curves.build_metric_curves(StudyData(tree.plan))
+    frame = tree.data.build_metric_curves()
     figure = curves_figure.build_curves_figure(tree.plan, frame.assign(round=frame["round"].replace(2, 1000)))
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
@@ -132,32 +131,25 @@ def test_labels_of_27_panels_do_not_overlap(make, panels):
 def list_partition_names(make, *partitions):
     """Return the names of partitions with these settings."""
     tree = make(["fedavg"])
-    settings = [
-        {
-            "dataset": {"name": "digits", "split": "official"} | changes.pop("dataset", {}),
-            "partition": {"scheme": "dirichlet", "alpha": 0.2, "minimum": 10, "code": "0"}
-            | changes.pop("partition", {}),
-            "clients": 10,
-            "seed": 0,
-        }
+    dataset = {"name": "digits", "split": "official"}
+    scheme = {"scheme": "dirichlet", "alpha": 0.2, "minimum": 10, "code": "0"}
+    settings = {
+        f"{index:012x}": {"clients": 10, "seed": 0}
         | changes
-        for changes in partitions
-    ]
-    tree.change(partitions={f"{index:012x}": each for index, each in enumerate(settings)})
+        | {"dataset": dataset | changes.get("dataset", {}), "partition": scheme | changes.get("partition", {})}
+        for index, changes in enumerate(partitions)
+    }
+    tree.change(partitions=settings)
     return list(tree.plan.partition_names.values())
 
 
 def test_partition_names_contain_differing_settings(make):
     assert list_partition_names(make, {}, {"seed": 1}) == ["dirichlet-0.2-seed0", "dirichlet-0.2-seed1"]
-    assert list_partition_names(make, {}, {"clients": 20}) == [
-        "dirichlet-0.2-clients10-seed0",
-        "dirichlet-0.2-clients20-seed0",
-    ]
+    names = ["dirichlet-0.2-clients10-seed0", "dirichlet-0.2-clients20-seed0"]
+    assert list_partition_names(make, {}, {"clients": 20}) == names
     other = {"partition": {"minimum": 5, "alpha": 1.0}, "dataset": {"name": "mnist"}}
-    assert list_partition_names(make, {}, other) == [
-        "digits-dirichlet-0.2-minimum10-seed0",
-        "mnist-dirichlet-1.0-minimum5-seed0",
-    ]
+    names = ["digits-dirichlet-0.2-minimum10-seed0", "mnist-dirichlet-1.0-minimum5-seed0"]
+    assert list_partition_names(make, {}, other) == names
     odd = {"partition": {"scheme": "own.Sets", "sets": "a/b c"}}
     assert list_partition_names(make, odd)[0] == "own.Sets-0.2-a_b_c-seed0"
     same = list_partition_names(make, {}, {"dataset": {"test_fraction": 0.5}})
@@ -198,7 +190,7 @@ def test_curves_figure_has_panel_per_shared_grid_value(make):
 def test_curves_figure_shows_titles_of_algorithms(make, algorithms):
     tree = make_lines(make, [1, *range(1, algorithms)])
     tree.change(titles={"fedavg": "FedAvg ($λ$ = 10)", "other01": "Other <1>"})
-    curves_figure.write_curves_figure(StudyData(tree.plan))
+    curves_figure.write_curves_figure(tree.data)
     svg = Path("results/figures/curves.svg").read_text()
     assert "FedAvg ($λ$" in svg, "the title is not rendered as mathematics"
     assert "Other &lt;1&gt;" in svg
@@ -233,19 +225,24 @@ def test_curves_figure_shows_overrides_of_one_method(make, algorithms):
     figure.draw_without_rendering()
     axes = [ax.get_tightbbox() for ax in figure.axes if ax.axison]
     assert figure._supxlabel.get_window_extent().y1 <= min(box.y0 for box in axes), "no axes overlap the note"  # type: ignore[attr-defined]
-    curves_figure.write_curves_figure(StudyData(tree.plan))
-    assert ">Overrides of other01: federation.local_epochs=15.<" in Path("results/figures/curves.svg").read_text(
-        encoding="utf-8"
-    )
+    curves_figure.write_curves_figure(tree.data)
+    svg = Path("results/figures/curves.svg").read_text(encoding="utf-8")
+    assert ">Overrides of other01: federation.local_epochs=15.<" in svg
 
 
-def test_matrices_figure_shows_overrides_of_drawn_methods(make):
+@pytest.fixture
+def three(make):
+    """Three algorithms with equal results, matrices and overrides."""
     tree = make(["fedavg", "feddw", "other"], [0])
     for index in range(3):
-        tree.write(index, [{"global-on-global": [(5, 10)]}])
+        tree.write(index, [{"global-on-global": [(5, 10)], "personal-on-local": [(5, 10)] * 2}])
         tree.write_matrices(index, {"SL": 0.1, "CR": 0.2})
     tree.set_overrides(lambda cell: {"federation.rounds": 9})
-    matrices.write_matrices_figure(StudyData(tree.plan))
+    return tree
+
+
+def test_matrices_figure_shows_overrides_of_drawn_methods(three):
+    matrices.write_matrices_figure(three.data)
     svg = Path("results/figures/matrices.svg").read_text(encoding="utf-8")
     assert ">Overrides of fedavg, feddw: federation.rounds=9.<" in svg, "the note lists only drawn algorithms"
 
@@ -269,7 +266,7 @@ def test_curves_figure_shows_best_grid_values_of_table(make):
         tree.write(run, [result] * 3)
     tree.change(protocols=("personal-on-local", "personal-on-validation"))
     tree.change_report(best_over=("federation.learning_rate",))
-    figure = curves_figure.build_curves_figure(tree.plan, curves.build_figure_curves(StudyData(tree.plan)))
+    figure = curves_figure.build_curves_figure(tree.plan, tree.data.build_figure_curves())
     first, second, *_ = figure.axes
     assert [first.get_title(loc="left"), second.get_title(loc="left")] == [
         "Local test accuracy\n(personalized)\nalpha=0.1",
@@ -278,10 +275,10 @@ def test_curves_figure_shows_best_grid_values_of_table(make):
     assert figure.get_supylabel() == "accuracy (%)"
     ends = {line.get_label(): line.get_ydata()[-1] for line in first.get_lines()}
     assert ends == {"fedavg": 60, "fedprox": 30}
-    frame = curves.build_figure_curves(StudyData(tree.plan))
+    frame = tree.data.build_figure_curves()
     assert len(frame) == 2 * 2 * 2 * 3
     tree.change_report(best_on="validation")
-    frame = curves.build_figure_curves(StudyData(tree.plan))
+    frame = tree.data.build_figure_curves()
     assert set(frame["protocol"]) == {"personal-on-local"}
     assert frame.groupby(["algorithm", "partition.alpha"])["mean"].first().to_dict() == {
         ("fedavg", "0.1"): 30,
@@ -297,9 +294,9 @@ def test_matrices_figure_shows_best_grid_values_of_table(make):
     for run, count in enumerate([3, 6]):
         tree.write(run, [{"global-on-global": [(count, 10)]}] * 3)
         tree.write_matrices(run, {"SL": count / 10, "CR": count / 10})
-    assert list(matrices.read_figure_matrices(StudyData(tree.plan))) == ["fedavg (learning_rate=0.01)"]
+    assert list(matrices.read_figure_matrices(tree.data)) == ["fedavg (learning_rate=0.01)"]
     tree.change_report(best_over=("federation.learning_rate",))
-    assert list(matrices.read_figure_matrices(StudyData(tree.plan))) == ["fedavg (learning_rate=0.1)"]
+    assert list(matrices.read_figure_matrices(tree.data)) == ["fedavg (learning_rate=0.1)"]
 
 
 def test_curves_figure_of_many_algorithms_has_panels_with_gray_fedavg(make):
@@ -351,7 +348,7 @@ def test_panel_without_finite_values_keeps_axis_limits(make):
     tree = make(names, [0])
     for index in range(7):
         tree.write(index, [{"global-on-global": [(index + 1, 10)], "personal-on-local": [(1, 10)] * 2}] * 3)
-    frame = curves.build_metric_curves(StudyData(tree.plan))
+    frame = tree.data.build_metric_curves()
     diverged = frame.assign(mean=frame["mean"].where(frame["algorithm"] != "other0"))
     for drawn_frame in (frame, diverged):
         panels = [ax for ax in curves_figure.build_curves_figure(tree.plan, drawn_frame).axes if ax.axison]
@@ -367,9 +364,8 @@ def test_partition_figure_shows_counts_and_sizes():
     assert sorted(text.get_text() for text in cells.texts) == ["1", "3", "4"]
     assert [bar.get_width() for bar in bars.patches] == [3, 5]  # type: ignore[attr-defined]
     assert figure.get_suptitle() == "digits: dirichlet, alpha = 0.3, seed 4"
-    subset = partition.build_partition_figure(
-        np.array([[3]]), SETTINGS | {"dataset": SETTINGS["dataset"] | {"subset": 3}}, NEURIPS
-    )
+    subset_settings = SETTINGS | {"dataset": {"name": "digits", "subset": 3}}
+    subset = partition.build_partition_figure(np.array([[3]]), subset_settings, NEURIPS)
     assert subset.get_suptitle() == "digits (3 samples): dirichlet, alpha = 0.3, seed 4"
     note = figure.get_supxlabel().replace("\u00a0", " ")
     assert "Mean label entropy 0.36 bits" in note  # of 0 and 0.722
@@ -416,9 +412,7 @@ def test_partition_figure_shows_class_names_of_published_data_sets():
     assert read_tick_labels(plot_class_axis("ag_news", 4)) == ["World", "Sports", "Business", "Sci/Tech"]
     assert {label.get_rotation() for label in plot_class_axis("ag_news", 4).get_ticklabels()} == {0}
     for name, classes in (("cifar100", 100), ("npz", 3), ("generated", 10)):
-        assert all(
-            text.isdecimal() for text in read_tick_labels(plot_class_axis(name, classes)) if not text.startswith("−")
-        ), name
+        assert all(text.lstrip("−").isdecimal() for text in read_tick_labels(plot_class_axis(name, classes))), name
 
 
 def test_matrices_figure_shows_class_names_of_published_data_sets(make):
@@ -426,7 +420,7 @@ def test_matrices_figure_shows_class_names_of_published_data_sets(make):
     tree.write_matrices(0, {"SL": 0.1, "CR": 0.2})
     runs = tuple(dataclasses.replace(run, dataset=f"imdb-{0:012x}") for run in tree.plan.runs)
     tree.change(runs=runs)
-    result = matrices.read_figure_matrices(StudyData(tree.plan))
+    result = matrices.read_figure_matrices(tree.data)
     assert result["fedavg"].class_names == ("negative", "positive")
     figure = matrices.build_matrices_figure(result, [], NEURIPS)
     assert read_tick_labels(figure.axes[0].xaxis) == read_tick_labels(figure.axes[0].yaxis) == ["negative", "positive"]
@@ -471,23 +465,22 @@ def four(make):
 
 
 def test_matrices_figure_shows_last_round_of_first_seed(four):
-    result = matrices.read_figure_matrices(StudyData(four.plan))
+    result = matrices.read_figure_matrices(four.data)
     assert list(result) == ["fedavg", "feddw"]
     assert result["fedavg"].matrices["SL"] == pytest.approx(np.full((2, 2), 0.09))
     assert result["feddw"].matrices["CR"] == pytest.approx(np.full((2, 2), 0.03))
-    first, second = plot_twice(lambda: matrices.write_matrices_figure(StudyData(four.plan)), "matrices")
+    first, second = plot_twice(lambda: matrices.write_matrices_figure(four.data), "matrices")
     assert first == second
 
 
 def test_matrices_figure_shows_titles_of_algorithms(four):
     four.change(titles={"fedavg": "FedAvg (λ)"})
-    matrices.write_matrices_figure(StudyData(four.plan))
+    matrices.write_matrices_figure(four.data)
     svg = Path("results/figures/matrices.svg").read_text()
     assert "FedAvg (λ), SL" in svg
     assert "feddw, SL" in svg
-    assert set(plots.build_matrix_entries(StudyData(four.plan))["line"]) == {"fedavg", "feddw"}, (
-        "lines have labels, so DVC can compare commits"
-    )
+    lines = set(plots.build_matrix_entries(four.data)["line"])
+    assert lines == {"fedavg", "feddw"}, "lines have labels, so DVC can compare commits"
 
 
 def test_matrices_figure_shows_round_and_seed(make):
@@ -496,21 +489,21 @@ def test_matrices_figure_shows_round_and_seed(make):
     tree.change(cells=cells)
     for run in (0, 1):
         tree.write_matrices(run, {"SL": 0.1, "CR": 0.2})
-    matrices.write_matrices_figure(StudyData(tree.plan))
+    matrices.write_matrices_figure(tree.data)
     assert "Global models after round 3, seed 0" in Path("results/figures/matrices.svg").read_text()
 
 
 def test_matrices_figure_without_fedavg_shows_first_global_models(four):
     four.change(algorithms=("local", "scaffold", "feddw"))
-    assert list(matrices.read_figure_matrices(StudyData(four.plan))) == ["feddw", "scaffold"]
+    assert list(matrices.read_figure_matrices(four.data)) == ["feddw", "scaffold"]
     four.change(algorithms=("local", "scaffold"))
-    assert list(matrices.read_figure_matrices(StudyData(four.plan))) == ["scaffold"]
+    assert list(matrices.read_figure_matrices(four.data)) == ["scaffold"]
 
 
 @pytest.mark.filterwarnings("error")
 def test_matrices_figure_without_global_model_shows_note(four):
     four.change(algorithms=("local",))
-    matrices.write_matrices_figure(StudyData(four.plan))
+    matrices.write_matrices_figure(four.data)
     assert Path("results/figures/matrices.svg").is_file()
     assert "no matrices" in matrices.build_matrices_figure({}, [], NEURIPS).get_supxlabel()
 
@@ -556,7 +549,7 @@ def test_curves_figure_fits_page(make, width, lines):
         counts = {"global-on-global": [(index % 10, 10)], "personal-on-local": [(index % 7, 10), (1, 10)]}
         tree.write(index, [counts] * 3)
     tree.change_report(figure_width=width)
-    frame = curves.build_figure_curves(StudyData(tree.plan))
+    frame = tree.data.build_figure_curves()
     figure = curves_figure.build_curves_figure(tree.plan, frame.assign(round=frame["round"] * 1000))
     assert figure.get_supxlabel() == "Mean of 3 seeds. Band: one standard deviation."
     check_page(figure, style.PAGES[width])
@@ -592,22 +585,17 @@ def test_round_ticks_are_measured_rounds():
     assert style.choose_round_ticks([], 3) == []
 
 
-def test_report_settings_select_methods_and_protocols_of_figures(make):
+def test_report_settings_select_methods_and_protocols_of_figures(three):
     """Overrides of methods that are not drawn have no note. The table keeps all methods."""
-    tree = make(["fedavg", "feddw", "other"], [0])
-    for index in range(3):
-        tree.write(index, [{"global-on-global": [(5, 10)], "personal-on-local": [(5, 10)] * 2}])
-        tree.write_matrices(index, {"SL": 0.1, "CR": 0.2})
-    tree.set_overrides(lambda cell: {"federation.rounds": 9})
-    before = contents.compute_report_fingerprint(tree.plan)
-    tree.change_report(figure_algorithms=("other", "feddw"), figure_protocols=("personal-on-local",))
-    assert contents.compute_report_fingerprint(tree.plan) != before, "figures are drawn again"
-    frame = curves.build_figure_curves(StudyData(tree.plan))
+    before = contents.compute_report_fingerprint(three.plan)
+    three.change_report(figure_algorithms=("other", "feddw"), figure_protocols=("personal-on-local",))
+    assert contents.compute_report_fingerprint(three.plan) != before, "figures are drawn again"
+    frame = three.data.build_figure_curves()
     assert set(frame["algorithm"]) == {"feddw", "other"}
     assert set(frame["protocol"]) == {"personal-on-local"}
-    figure = curves_figure.build_curves_figure(tree.plan, frame)
+    figure = curves_figure.build_curves_figure(three.plan, frame)
     assert [ax.get_title("left") for ax in figure.axes] == ["Local test accuracy\n(personalized)"]
     assert "feddw" in figure.get_supxlabel()
     assert "fedavg" not in figure.get_supxlabel()
-    assert list(matrices.read_figure_matrices(StudyData(tree.plan))) == ["other", "feddw"]
-    assert set(curves.build_metric_curves(StudyData(tree.plan))["algorithm"]) == {"fedavg", "feddw", "other"}
+    assert list(matrices.read_figure_matrices(three.data)) == ["other", "feddw"]
+    assert set(three.data.build_metric_curves()["algorithm"]) == {"fedavg", "feddw", "other"}

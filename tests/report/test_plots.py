@@ -15,43 +15,40 @@ import pytest
 from fedpipe.core.storage import layout
 from fedpipe.data.assignment import NAMES_METADATA
 from fedpipe.report import contents, plots
-from fedpipe.report.data import StudyData
 from fedpipe.report.figures import style
 from tests.browser import BROWSER, Browser, list_problems
-from tests.report.conftest import PARTITION
+from tests.report.conftest import PARTITION, select_rows
 from tests.small_studies import ROOT
 
 
 def test_learning_curves_name_lines_by_algorithm(two: Any) -> None:
-    frame = plots.build_learning_curves(StudyData(two.plan))
+    frame = plots.build_learning_curves(two.data)
     assert list(frame.columns) == ["line", "algorithm", "protocol", "round", "mean", "std", "seeds"]
     assert list(frame["line"].unique()) == ["fedavg", "local"]
-    fedavg = frame[(frame["line"] == "fedavg") & (frame["protocol"] == "global-on-global")]
+    fedavg = select_rows(frame, line="fedavg", protocol="global-on-global")
     assert list(fedavg["mean"]) == pytest.approx([25.0, 60.0, 70.0])
 
 
 def test_learning_curves_of_grid_name_lines_by_grid_point(make: Any) -> None:
     tree = make(["fedavg"], seeds=(0,), grid={"partition.alpha": [0.1, 1.0]})
     tree.write_all([{"global-on-global": [(run + 1, 10)]}] * 3 for run in range(2))
-    assert list(plots.build_learning_curves(StudyData(tree.plan))["line"].unique()) == [
-        "fedavg (alpha=0.1)",
-        "fedavg (alpha=1.0)",
-    ]
+    lines = plots.build_learning_curves(tree.data)["line"]
+    assert list(lines.unique()) == ["fedavg (alpha=0.1)", "fedavg (alpha=1.0)"]
 
 
 def test_client_accuracies_contain_clients_with_test_samples(two: Any) -> None:
     write_partition(two)
-    frame = plots.build_client_accuracies(StudyData(two.plan))
-    first = frame[(frame["line"] == "fedavg") & (frame["seed"] == 0) & (frame["protocol"] == "personal-on-local")]
+    frame = plots.build_client_accuracies(two.data)
+    first = select_rows(frame, line="fedavg", seed=0, protocol="personal-on-local")
     assert first[["client", "samples", "accuracy"]].to_numpy().tolist() == [[0, 2, 50.0], [1, 8, 50.0]]
-    second = frame[(frame["line"] == "fedavg") & (frame["seed"] == 1) & (frame["protocol"] == "personal-on-local")]
+    second = select_rows(frame, line="fedavg", seed=1, protocol="personal-on-local")
     assert list(second["accuracy"]) == [100.0, 50.0]
     assert list(frame["client_name"].unique()) == ["0", "1"]
 
 
 def test_clients_csv_contains_client_names(two: Any) -> None:
     write_partition(two, ["writer 7", "Ann"])
-    contents.write_report_files(contents.build_plot_data_files(StudyData(two.plan)))
+    contents.write_report_files(contents.build_plot_data_files(two.data))
     header, first, second, *_ = Path("results/plots/clients.csv").read_text().splitlines()
     assert header == "line,seed,protocol,client,samples,accuracy,client_name", "client_name is the last column"
     assert first == "fedavg,0,personal-on-local,0,2,50.0,writer 7"
@@ -61,7 +58,7 @@ def test_clients_csv_contains_client_names(two: Any) -> None:
 def test_matrix_cells_are_from_last_measured_round(two: Any) -> None:
     for run, measured in enumerate(({"SL": 0.1, "CR": 0.2}, None, None, None)):
         two.write_matrices(run, measured)
-    frame = plots.build_matrix_entries(StudyData(two.plan))
+    frame = plots.build_matrix_entries(two.data)
     assert list(frame.columns) == ["line", "matrix", "row", "column", "value"]
     assert len(frame) == 2 * 4
     assert set(frame["line"]) == {"fedavg"}
@@ -81,7 +78,7 @@ def write_partition(tree: Any, names: Sequence[str] = ()) -> None:
 
 def test_partition_csv_counts_samples_by_client_and_class(two: Any) -> None:
     write_partition(two)
-    contents.write_report_files(contents.build_plot_data_files(StudyData(two.plan)))
+    contents.write_report_files(contents.build_plot_data_files(two.data))
     assert Path("results/plots/partition.csv").read_text().splitlines() == [
         "partition,client,class,samples",
         '"digits (official split), 2 clients, partition dirichlet (alpha=0.3), seed 0",0,0,2',
@@ -106,7 +103,7 @@ def show_dvc_plots(tree: Any) -> Path:
     shutil.copytree(ROOT / ".dvc/plots", ".dvc/plots")
     for name in (".dvc/config", "dvc.yaml", "params.yaml"):
         shutil.copy(ROOT / name, name)
-    data = StudyData(tree.plan)
+    data = tree.data
     contents.write_report_files(contents.build_table_files(data) | contents.build_plot_data_files(data))
     subprocess.run(["git", "init", "-q"], check=True)
     command = [Path(sys.executable).parent / "dvc", "plots", "show", "-o", "elsewhere"]
@@ -170,12 +167,8 @@ def count_pixels(page: Path, profile: Path) -> list[dict[str, int]]:
     try:
         assert list_problems(browser, page, 1280) == ([], [])
         answer = browser("Runtime.evaluate", expression=COLORS, returnByValue=True, awaitPromise=True)
-        event_names = {
-            "Log.entryAdded",
-            "Runtime.exceptionThrown",
-            "Runtime.consoleAPICalled",
-            "Network.requestWillBeSent",
-        }
+        runtime_events = {"Runtime.exceptionThrown", "Runtime.consoleAPICalled"}
+        event_names = runtime_events | {"Log.entryAdded", "Network.requestWillBeSent"}
         late = [event for event in browser.events if event.get("method") in event_names]
         assert [event for event in late if event["params"].get("request", {}).get("url") != page.as_uri()] == []
         painted: list[dict[str, int]] = answer["result"]["value"]

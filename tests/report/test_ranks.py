@@ -13,11 +13,11 @@ from scipy import stats
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import layout
 from fedpipe.planning.rank_test import check_rank_test, count_columns_for_significance, count_rows_and_columns
-from fedpipe.report import contents, ranks, tables
-from fedpipe.report.data import StudyData
+from fedpipe.report import contents, ranks
 from fedpipe.report.figures import style
 from fedpipe.report.figures.ranks import build_ranks_figure, write_ranks_figure
 from fedpipe.settings.report import Report
+from tests.report.conftest import read_markdown_rows
 
 #: AUC of four variants of C4.5 on 14 data sets: Demšar, JMLR 2006, table 6. The paper ranks the 13th row by more
 #: digits: one 0.975 has rank 2, and the other has rank 3.
@@ -158,13 +158,12 @@ def study(make):
 
 
 def test_markdown_table_shows_mean_ranks(study):
-    text = tables.render_markdown_table(StudyData(study.plan))
+    text = study.render_markdown()
     assert "Ranks of the methods in 14 columns of the table by Local test accuracy (personalized)." in text
     assert "chi-squared(3) = 10.23, p = 0.0167." in text
     assert "the critical difference of mean ranks is 1.25." in text
-    rows = [line for line in text.splitlines() if line.startswith(("| FedPer", "| local"))][-2:]
-    assert [cell.strip() for cell in rows[0].split("|")[1:4]] == ["FedPer", "1.96", "fedavg, fedprox, local"]
-    assert [cell.strip() for cell in rows[1].split("|")[1:3]] == ["local", "3.14"]
+    assert read_markdown_rows(text, "FedPer")[-1] == ["FedPer", "1.96", "fedavg, fedprox, local"]
+    assert read_markdown_rows(text, "local")[-1][:2] == ["local", "3.14"]
 
 
 def test_markdown_table_ranks_methods_by_reported_metric_if_their_protocols_differ(study):
@@ -172,27 +171,27 @@ def test_markdown_table_ranks_methods_by_reported_metric_if_their_protocols_diff
         if run.algorithm == "fedavg":
             study.write(index, [{"global-on-global": [(1, 2)]}] * 2)
     study.change(method_protocols={"fedavg": "global-on-global"})
-    text = tables.render_markdown_table(StudyData(study.plan))
+    text = study.render_markdown()
     assert "Ranks of the methods in 14 columns of the table by reported accuracy." in text
 
 
 def test_ranks_csv_has_all_pairs(study):
     path = study.plan.study_files.ranks_table
-    built = contents.build_table_files(StudyData(study.plan))
+    built = contents.build_table_files(study.data)
     rows = list(csv.DictReader(io.StringIO(built[path].decode())))
     assert len(rows) == 6
     assert (rows[0]["method"], rows[0]["other"]) == ("fedper", "fedavg")
     comparison = ranks.compare_ranks(NAMES, DEMSAR, 1, "nemenyi")
     assert [float(row["p"]) for row in rows] == pytest.approx(comparison.pair_p_values[np.triu_indices(4, 1)].tolist())
     study.change(report=Report())
-    assert path not in contents.build_table_files(StudyData(study.plan))
-    assert "Ranks" not in tables.render_markdown_table(StudyData(study.plan))
+    assert path not in contents.build_table_files(study.data)
+    assert "Ranks" not in study.render_markdown()
 
 
 def test_ranks_use_first_metric_and_its_direction(study):
     study.change(metrics=("accuracy",))
-    best = ranks.build_ranked_table(StudyData(study.plan)).compare_methods(study.plan).names[0]
-    data = StudyData(study.plan)
+    best = ranks.build_ranked_table(study.data).compare_methods(study.plan).names[0]
+    data = study.data
     flipped = dataclasses.replace(study.plan, metrics=("nll",))
     assert ranks.build_ranked_table(data).compare_methods(flipped).names[-1] == best == "fedper"
 
@@ -200,7 +199,7 @@ def test_ranks_use_first_metric_and_its_direction(study):
 def test_ranks_omit_method_with_missing_number(study):
     index = next(number for number, run in enumerate(study.runs) if run.algorithm == "fedprox")
     study.write(index, [{"global-on-global": [(1, 2)]}])
-    text = tables.render_markdown_table(StudyData(study.plan))
+    text = study.render_markdown()
     assert "fedprox is omitted, because a column has no number." in text
     assert "chi-squared(2)" in text
 
@@ -210,20 +209,20 @@ def test_ranked_table_has_row_per_grid_value_of_one_method(make):
     tree.write_all([{"global-on-global": [(index, 10)]}] for index in range(len(tree.runs)))
     tree.change(report=Report(rank_test="nemenyi"))
     assert count_rows_and_columns(tree.plan) == (3, 3)
-    table = ranks.build_ranked_table(StudyData(tree.plan))
+    table = ranks.build_ranked_table(tree.data)
     assert {*table.scores} == {"fedavg", "fedprox (mu=1)", "fedprox (mu=2)"}
     assert {len(scores) for scores in table.scores.values()} == {3}
 
 
 def test_ranks_figure_shows_methods_ranks_and_groups(study, tmp_path):
-    write_ranks_figure(StudyData(study.plan))
+    write_ranks_figure(study.data)
     (path,) = study.plan.study_files.figures_folder.glob("*.svg")
     assert path.name == "ranks.svg"
     assert path in study.plan.figure_files
     text = path.read_text(encoding="utf-8")
     assert all(name in text for name in ("FedPer  1.96", "3.14  local", "critical difference 1.25", "Nemenyi"))
     before = path.read_bytes()
-    write_ranks_figure(StudyData(study.plan))
+    write_ranks_figure(study.data)
     assert path.read_bytes() == before
     comparison = ranks.compare_ranks(NAMES, DEMSAR, 1, "nemenyi")
     (ax,) = build_ranks_figure(style.PAGES["neurips"], comparison, list(comparison.names), []).axes
@@ -260,9 +259,9 @@ def test_ranks_figure_rejects_too_few_methods_or_columns(study, is_missing, size
         column, method = divmod(index, 4)
         if is_missing(method, column):
             study.write(index, [{"global-on-global": [(1, 2)]}])
-    assert "Friedman" not in tables.render_markdown_table(StudyData(study.plan))
+    assert "Friedman" not in study.render_markdown()
     with pytest.raises(ArtifactError, match=rf"^report\.rank_test: nemenyi .* 3 methods and 2 columns, .* {size}\."):
-        write_ranks_figure(StudyData(study.plan))
+        write_ranks_figure(study.data)
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,13 @@ import pytest
 from fedpipe.core.storage import layout
 from fedpipe.planning.new_clients import list_reported_protocols
 from fedpipe.planning.planner import NewPlan
-from fedpipe.report import curves, tables, wide, words
+from fedpipe.report import tables, wide, words
 from fedpipe.report.data import StudyData
 from fedpipe.report.figures import curves as curves_figure
 from fedpipe.settings.base import Protocol
 from fedpipe.settings.report import ReportedClients
 from tests import small_studies as studies
+from tests.report.conftest import read_markdown_rows
 
 PROTOCOLS: tuple[Protocol, ...] = ("personal-on-local", "global-on-global", "finetuned-on-local")
 SEEN, NEW = "Local test accuracy (personalized)", "Local test accuracy (new clients, personalized)"
@@ -50,10 +51,7 @@ def compute_accuracy(plan: NewPlan, label: str, protocol: str) -> float:
 
 def read_rows(data: StudyData) -> dict[str, dict[str, str]]:
     """Return the cells of the Markdown table by method and column."""
-    lines = [
-        line.strip("|").split("|") for line in tables.render_markdown_table(data).splitlines() if line.startswith("|")
-    ]
-    head, _, *rows = [[cell.strip() for cell in line] for line in lines]
+    head, *rows = read_markdown_rows(tables.render_markdown_table(data))
     return {row[0]: dict(zip(head, row, strict=False)) for row in rows[:2]}
 
 
@@ -64,10 +62,8 @@ def test_markdown_table_has_new_clients_next_to_seen_clients(plan: NewPlan) -> N
         *(SEEN, NEW, "Global test accuracy (global model)"),
         *("Local test accuracy (fine-tuned)", "Local test accuracy (new clients, fine-tuned)"),
     ]
-    assert float(rows["FedAvg"][SEEN]) == pytest.approx(compute_accuracy(plan, "fedavg", PROTOCOLS[0]), abs=0.01)
-    assert float(rows["FedAvg"][NEW]) == pytest.approx(
-        compute_accuracy(plan, "fedavg", f"new-{PROTOCOLS[0]}"), abs=0.01
-    )
+    for head, protocol in ((SEEN, PROTOCOLS[0]), (NEW, f"new-{PROTOCOLS[0]}")):
+        assert float(rows["FedAvg"][head]) == pytest.approx(compute_accuracy(plan, "fedavg", protocol), abs=0.01)
     assert rows["Local"][NEW] == words.DASH
     assert rows["Local"][heads[5]] != words.DASH
 
@@ -95,12 +91,12 @@ def test_statistics_curves_and_latex_have_only_reported_clients(plan: NewPlan) -
     for clients, protocols in expected.items():
         data = build_report_data(plan, clients)
         assert set(data.statistics["protocol"]) == protocols
-        assert set(curves.build_metric_curves(data)["protocol"]) == protocols
+        assert set(data.build_metric_curves()["protocol"]) == protocols
         assert ("new clients" in wide.render_latex_table(data)) == (clients != "seen")
     section = {"figure_protocols": ("personal-on-local",), "clients": "both"}
     data = build_report_data(plan, "both")
     figure_plan = dataclasses.replace(data.plan, report=data.plan.report.model_copy(update=section))
-    figure_protocols: pd.Series = curves.build_figure_curves(StudyData(figure_plan))["protocol"]
+    figure_protocols: pd.Series = StudyData(figure_plan).build_figure_curves()["protocol"]
     assert set(figure_protocols) == {"personal-on-local", "new-personal-on-local"}
 
 
@@ -143,7 +139,7 @@ def test_captions_name_held_out_clients_and_drift(plan: NewPlan) -> None:
     for clients in ("seen", "both"):
         data = build_report_data(plan, clients)
         data = StudyData(dataclasses.replace(data.plan, drift_notes=(drift_note,)))
-        figure = curves_figure.build_curves_figure(data.plan, curves.build_figure_curves(data))
+        figure = curves_figure.build_curves_figure(data.plan, data.build_figure_curves())
         captions = [tables.render_markdown_table(data), wide.render_latex_table(data), figure.get_supxlabel()]
         for caption in captions:
             text = " ".join(caption.split())

@@ -8,18 +8,16 @@ import pytest
 
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.report import results
-from fedpipe.report.data import StudyData
+from tests.report.conftest import select_rows
 
 
 def select_accuracies(frame, **values):
     """Return the accuracies in the rows with these values."""
-    for name, value in values.items():
-        frame = frame[frame[name] == value]
-    return frame["accuracy"].tolist()
+    return select_rows(frame, **values)["accuracy"].tolist()
 
 
 def test_accuracies_average_samples_clients_and_worst_tenth(two):
-    frame = StudyData(two.plan).accuracies
+    frame = two.data.accuracies
     columns = {"algorithm": "fedavg", "seed": 0, "protocol": "personal-on-local"}
     assert select_accuracies(frame, **columns, average="sample") == [0.3, 0.6, 0.5]
     assert select_accuracies(frame, **columns, average="client") == [0.375, 0.75, 0.5]
@@ -37,52 +35,47 @@ def test_short_names_of_grid_are_no_heads_of_other_columns():
 
 
 def test_global_accuracy_is_equal_for_all_averages(two):
-    frame = StudyData(two.plan).accuracies
+    frame = two.data.accuracies
     for average in results.AVERAGES:
-        assert select_accuracies(frame, algorithm="fedavg", seed=1, protocol="global-on-global", average=average) == [
-            0.3,
-            0.4,
-            0.8,
-        ]
+        columns = {"algorithm": "fedavg", "seed": 1, "protocol": "global-on-global", "average": average}
+        assert select_accuracies(frame, **columns) == [0.3, 0.4, 0.8]
 
 
 def test_worst_tenth_of_20_clients_averages_two_clients(make):
     tree = make(["fedavg"], seeds=[0])
     tree.write(0, [{"personal-on-local": [(right, 20) for right in range(19, -1, -1)]}])
-    assert select_accuracies(StudyData(tree.plan).accuracies, average="worst") == [0.025]  # of 0/20 and 1/20
+    assert select_accuracies(tree.data.accuracies, average="worst") == [0.025]  # of 0/20 and 1/20
 
 
 @pytest.mark.parametrize(("round", "expected"), [("last", [0.6, 0.8]), ("best", [0.8, 0.8]), ("mean-last", [0.7, 0.6])])
 def test_reported_accuracies_use_chosen_round(two, round, expected):
-    frame = results.compute_reported_scores(StudyData(two.plan).scores, round, last_k=2)
+    frame = results.compute_reported_scores(two.data.scores, round, last_k=2)
     selected = frame.query("protocol == 'global-on-global' and average == 'sample'")
     assert selected["score"].tolist() == pytest.approx(expected, abs=1e-15)
 
 
 def test_mean_last_averages_all_rounds_if_last_k_is_larger(two):
-    frame = results.compute_reported_scores(StudyData(two.plan).scores, "mean-last", last_k=9)
+    frame = results.compute_reported_scores(two.data.scores, "mean-last", last_k=9)
     selected = frame.query("algorithm == 'fedavg' and protocol == 'global-on-global' and average == 'sample'")
     assert selected["score"].tolist() == pytest.approx([1.6 / 3, 0.5], abs=1e-15)
 
 
 def test_traffic_is_averaged_and_time_is_summed_over_rounds(two):
-    assert StudyData(two.plan).mean_traffic["bytes_down"].tolist() == [200, 400, 200, 200]
-    assert StudyData(two.plan).mean_traffic["bytes_up"].tolist() == [200, 400, 200, 200]
-    assert StudyData(two.plan).total_times["train"].tolist() == [3, 9, 3, 3]
+    assert two.data.mean_traffic["bytes_down"].tolist() == [200, 400, 200, 200]
+    assert two.data.mean_traffic["bytes_up"].tolist() == [200, 400, 200, 200]
+    assert two.data.total_times["train"].tolist() == [3, 9, 3, 3]
 
 
 def test_incomplete_run_raises_error_with_missing_file(make: Callable):
     tree = make(["fedavg"], seeds=[0])
     with pytest.raises(ArtifactError, match=r"fedavg/000000000000/joined/0003/joined.json is missing"):
-        _ = StudyData(tree.plan).accuracies
+        _ = tree.data.accuracies
 
 
 def test_describe_grid_point_shortens_unambiguous_keys():
     assert results.describe_grid_point({"partition.alpha": "0.1", "model.hidden": "64"}) == "alpha=0.1, hidden=64"
-    assert (
-        results.describe_grid_point({"algorithms.feddw.mu": "1", "algorithms.fedprox.mu": ""})
-        == "algorithms.feddw.mu=1"
-    )
+    point = {"algorithms.feddw.mu": "1", "algorithms.fedprox.mu": ""}
+    assert results.describe_grid_point(point) == "algorithms.feddw.mu=1"
     assert results.describe_grid_point({}) == ""
     assert results.describe_grid_point({"algorithms.prox.algorithm": "fedprox"}) == "algorithms.prox.algorithm=fedprox"
 
@@ -91,7 +84,7 @@ def test_grid_axis_with_name_of_recorded_column_is_rejected(make: Callable):
     tree = make(["fedavg"], seeds=[0], grid={"left_out": ["all"]})
     tree.write(0, [{"global-on-global": [(1, 2)]}])
     with pytest.raises(SettingsError, match=r"^study.grid.left_out: fedavg records "):
-        _ = StudyData(tree.plan).round_summaries
+        _ = tree.data.round_summaries
 
 
 @pytest.mark.parametrize("name", ["metrics", "rounds"])
@@ -105,7 +98,7 @@ def test_merged_table_with_flipped_bit_is_rejected(make: Callable, name: str):
         damaged_content[position] ^= 1
         path.write_bytes(damaged_content)
         with pytest.raises(ArtifactError, match=rf"^{path} is damaged: "):
-            _ = StudyData(tree.plan).score_table
+            _ = tree.data.score_table
 
 
 def test_scores_of_many_runs_equal_scores_of_single_runs_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,21 +11,16 @@ from scipy import stats
 from sklearn import metrics as sklearn
 
 from fedpipe.core.errors import ArtifactError
-from fedpipe.report import contents, statistics, tables, words
-from fedpipe.report.data import StudyData
+from fedpipe.report import contents, statistics, words
 from fedpipe.settings.report import Report
-from tests.report.conftest import Tree
+from tests.report.conftest import Tree, read_markdown_rows, select_rows
 
-ALL_STATISTICS = Report(
-    round="last", last_k=2, average="sample", statistics=statistics.STATISTICS, target=0.5, baseline="fedavg"
-)
+ALL_STATISTICS = Report(last_k=2, statistics=statistics.STATISTICS, target=0.5, baseline="fedavg")
 
 
 def read_row(frame: pd.DataFrame, **values: Any) -> tuple[float, float, int]:
     """Return mean, standard deviation and number of seeds of the only row with these values."""
-    for name, value in values.items():
-        frame = frame[frame[name] == value]
-    (row,) = frame.to_dict("records")
+    (row,) = select_rows(frame, **values).to_dict("records")
     return row["mean"], row["std"], row["seeds"]
 
 
@@ -35,7 +30,7 @@ def test_fairness_and_cost_to_target_match_hand_computed_values(two: Tree) -> No
     With seed 0, round t sends 2 (100 t + 200) bytes.
     """
     two.change(report=ALL_STATISTICS)
-    frame = StudyData(two.plan).statistics
+    frame = two.data.statistics
     local = {"algorithm": "fedavg", "protocol": "personal-on-local"}
     assert read_row(frame, **local, statistic="client_std") == pytest.approx((12.5, math.sqrt(312.5), 2))
     assert read_row(frame, **local, statistic="worst_tenth") == pytest.approx((50, 0, 2))
@@ -51,20 +46,21 @@ def test_fairness_and_cost_to_target_match_hand_computed_values(two: Tree) -> No
 def test_cost_to_target_shows_number_of_seeds_that_reach_target(make: Any) -> None:
     tree = make(["fedavg", "local"], seeds=[0, 1])
     for index, right in enumerate((6, 8, 1, 2)):
-        tree.write(
-            index, [{"personal-on-local": [(right - 1, 10), (right, 10)]}, {"personal-on-local": [(right, 10)] * 2}]
-        )
+        first, second = [(right - 1, 10), (right, 10)], [(right, 10)] * 2
+        tree.write(index, [{"personal-on-local": first}, {"personal-on-local": second}])
     tree.change(report=ALL_STATISTICS, protocols=("personal-on-local",))
     tree.change_report(target=0.8, statistics=("rounds_to_target", "bytes_to_target"))
-    frame = StudyData(tree.plan).statistics
+    frame = tree.data.statistics
     result = read_row(frame, algorithm="fedavg", protocol="personal-on-local", statistic="rounds_to_target")
     assert (result[0], result[2]) == (2, 1)
     assert read_row(frame, algorithm="local", protocol="personal-on-local", statistic="rounds_to_target")[2] == 0
-    text = tables.render_markdown_table(StudyData(tree.plan))
-    below = text.partition("\nStatistics of: Local test accuracy (personalized).")[2].splitlines()
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in below if line.startswith("|")][:4]
-    assert cells[0] == ["algorithm", "rounds to 80 %", "bytes to 80 %"]
-    assert cells[2:] == [["fedavg", "2.0 (1 of 2 seeds)", "1.4 kB (1 of 2 seeds)"], ["local", words.DASH, words.DASH]]
+    text = tree.render_markdown()
+    below = text.partition("\nStatistics of: Local test accuracy (personalized).")[2]
+    assert read_markdown_rows(below)[:3] == [
+        ["algorithm", "rounds to 80 %", "bytes to 80 %"],
+        ["fedavg", "2.0 (1 of 2 seeds)", "1.4 kB (1 of 2 seeds)"],
+        ["local", words.DASH, words.DASH],
+    ]
 
 
 def test_difference_interval_equals_scipy_paired_t_interval(make: Any) -> None:
@@ -72,7 +68,7 @@ def test_difference_interval_equals_scipy_paired_t_interval(make: Any) -> None:
     right = {"fedavg": [3, 5, 4], "feddw": [4, 5, 6]}
     tree.write_all([{"global-on-global": [(right[run.algorithm][run.seed], 10)]}] for run in tree.runs)
     tree.change(report=ALL_STATISTICS)
-    frame = StudyData(tree.plan).statistics
+    frame = tree.data.statistics
     result = frame[frame["statistic"] == "difference"]
     assert list(result["algorithms.feddw.mu"]) == ["1", "2"], "the baseline has no differences and no mu"
     ours, base = (10 * np.array(right[name]) for name in ("feddw", "fedavg"))
@@ -81,7 +77,7 @@ def test_difference_interval_equals_scipy_paired_t_interval(make: Any) -> None:
         assert row["mean"] - row["half_width"] == pytest.approx(low, rel=1e-12)
         assert row["mean"] + row["half_width"] == pytest.approx(high, rel=1e-12)
         assert (row["std"], row["seeds"]) == (pytest.approx((ours - base).std(ddof=1)), 3)
-    line = next(line for line in tables.render_markdown_table(StudyData(tree.plan)).splitlines() if "+10.00 ±" in line)
+    line = next(line for line in tree.render_markdown().splitlines() if "+10.00 ±" in line)
     assert f"+10.00 ± {(high - low) / 2:.2f}" in line
     assert "*" not in line, "the interval contains zero"
 
@@ -91,18 +87,18 @@ def test_difference_is_omitted_if_grid_varies_baseline(make: Any) -> None:
     tree = make(["fedavg", "feddw"], seeds=[0], grid={"algorithms.fedavg.other": [1, 2]})
     tree.write_all([{"global-on-global": [(index, 10)]}] for index in range(len(tree.runs)))
     tree.change(report=ALL_STATISTICS)
-    assert "difference" not in set(StudyData(tree.plan).statistics["statistic"])
+    assert "difference" not in set(tree.data.statistics["statistic"])
 
 
 def test_difference_of_one_seed_has_no_interval(make: Any) -> None:
     tree = make(["fedavg", "feddw"], seeds=[0])
     tree.write_all([{"global-on-global": [(3 + index, 10)]}] for index in range(2))
     tree.change(report=ALL_STATISTICS)
-    frame = StudyData(tree.plan).statistics
+    frame = tree.data.statistics
     (row,) = frame[frame["statistic"] == "difference"].to_dict("records")
     assert (row["mean"], row["seeds"]) == (pytest.approx(10), 1)
     assert math.isnan(row["half_width"])
-    assert "+10.00 (one seed)" in tables.render_markdown_table(StudyData(tree.plan))
+    assert "+10.00 (one seed)" in tree.render_markdown()
 
 
 def make_metrics(answers: list[tuple[np.ndarray, np.ndarray]], num_classes: int) -> pd.DataFrame:
@@ -142,15 +138,13 @@ def test_class_statistics_use_last_measured_round() -> None:
 
 
 def test_markdown_table_shows_chosen_statistics(two: Tree) -> None:
-    plain = tables.render_markdown_table(StudyData(two.plan))
+    plain = two.render_markdown()
     chosen = ("worst_tenth", "client_std", "rounds_to_target", "bytes_to_target", "difference")
     two.change(report=ALL_STATISTICS, protocols=("personal-on-local",))
     two.change_report(statistics=chosen)
-    text = tables.render_markdown_table(StudyData(two.plan))
+    text = two.render_markdown()
     assert "worst tenth" not in plain
-    below = text.partition("\nStatistics of: Local test accuracy (personalized).")[2].splitlines()
-    head, _, fedavg, local = [line for line in below if line.startswith("|")][:4]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in (head, fedavg, local)]
+    cells = read_markdown_rows(text.partition("\nStatistics of: Local test accuracy (personalized).")[2])
     assert cells[0] == ["algorithm", "worst tenth", "std of clients", "rounds to 50 %", "bytes to 50 %", "− fedavg"]
     assert cells[1] == ["fedavg", "50.00 ± 0.00", "12.50 ± 17.68", "1.5 ± 0.7", "1.3 kB ± 141 B", words.DASH]
     assert cells[2][0] == "local"
@@ -165,13 +159,13 @@ def test_markdown_table_compares_best_grid_value_with_best_baseline(make: Any) -
     tree.write_all([{"global-on-global": [(right, 10)]}] for right in (5, 5, 7, 7, 8, 8, 6, 6))
     tree.change(report=ALL_STATISTICS, protocols=("global-on-global",))
     tree.change_report(statistics=("difference",), best_over=(rate,))
-    text = tables.render_markdown_table(StudyData(tree.plan))
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:5] == "| fed"]
+    text = tree.render_markdown()
+    rows = read_markdown_rows(text, "fed")
     assert [row[:3] for row in rows[:2]] == [["fedavg", "0.05", "80.00 ± 0.00"], ["fedprox", "0.01", "70.00 ± 0.00"]]
     assert [row[:2] for row in rows[2:4]] == [["fedavg", "0.05"], ["fedprox", "0.01"]]
     assert rows[3][2].startswith("-10.00 "), "not +20, the difference to FedAvg's 50 % at this rate"
     assert "Differences in accuracy to the best fedavg are paired by seed" in text
-    frame = StudyData(tree.plan).statistics.query("statistic == 'difference'")
+    frame = tree.data.statistics.query("statistic == 'difference'")
     assert frame[rate].tolist() == ["0.01", "0.05"]
     assert frame["mean"].tolist() == pytest.approx([-10, -20])
 
@@ -183,19 +177,19 @@ def test_difference_compares_methods_at_same_grid_point(make: Any) -> None:
         tree.write(run, [{"global-on-global": [(right, 10)]}])
     tree.change(report=ALL_STATISTICS, protocols=("global-on-global",))
     tree.change_report(statistics=("difference",), best_over=(rate,))
-    result = StudyData(tree.plan).statistics.query("statistic == 'difference'").set_index([alpha, rate])["mean"]
+    result = tree.data.statistics.query("statistic == 'difference'").set_index([alpha, rate])["mean"]
     expected = {("0.1", "0.01"): -20, ("0.1", "0.05"): -10, ("0.5", "0.01"): -10, ("0.5", "0.05"): 10}
     assert result.to_dict() == pytest.approx(expected)
-    text = tables.render_markdown_table(StudyData(tree.plan))
+    text = tree.render_markdown()
     assert "to the best fedavg at the same grid point are paired" in text
 
 
 def test_statistics_csv_is_written_and_verified_with_tables(two: Tree) -> None:
-    contents.write_report_files(contents.build_table_files(StudyData(two.plan)))
+    contents.write_report_files(contents.build_table_files(two.data))
     path = Path("results/tables/statistics.csv")
     written = pd.read_csv(path)
     assert set(written["statistic"]) == {*statistics.FAIRNESS_COLUMNS}, "the runs have no class counts"
-    contents.require_current_tables(StudyData(two.plan), path.name)
+    contents.require_current_tables(two.data, path.name)
     path.write_bytes(path.read_bytes().replace(b"12.5", b"12.6"))
     with pytest.raises(ArtifactError, match=r"statistics.csv does not match the runs of params.yaml"):
-        contents.require_current_tables(StudyData(two.plan), path.name)
+        contents.require_current_tables(two.data, path.name)

@@ -94,6 +94,16 @@ FAILED = {"event": "job_error", "error": "", "interrupted": False}
 INTERRUPTED = FAILED | {"interrupted": True}
 
 
+def read_failures(plan: NewPlan) -> list[status.Failure]:
+    return status.load_progress_and_failures(plan)[1]
+
+
+def write_log(log: Path, text: str, time: float) -> None:
+    """Write the log of a job at this time."""
+    files.write_bytes(log, text.encode())
+    os.utime(log, (time, time))
+
+
 def read_states(plan: NewPlan) -> dict[str, str]:
     labels = {plan.get_method_title(label): label for label in plan.algorithms}
     return {labels[run.name.split()[0]]: run.state for run in status.load_progress_and_failures(plan)[0]}
@@ -185,9 +195,8 @@ def test_watched_status_ends_if_other_runs_are_damaged(plan: NewPlan) -> None:
 def test_time_left_depends_on_number_of_parallel_runs() -> None:
     runs = [RunProgress(str(number), "running", 5, 10, None, 2.0) for number in range(4)]
     assert status.estimate_seconds_left(runs) == 10
-    assert (
-        status.estimate_seconds_left([*runs, RunProgress("more", "waiting", 0, 10, None, None)]) == 20
-    )  # the waiting run takes longest
+    waiting = RunProgress("more", "waiting", 0, 10, None, None)
+    assert status.estimate_seconds_left([*runs, waiting]) == 20, "the waiting run takes longest"
     assert status.estimate_seconds_left([RunProgress("one", "waiting", 0, 10, None, None)]) is None
 
 
@@ -202,11 +211,11 @@ def test_run_state_follows_job_records_and_log(plan: NewPlan) -> None:
 
     write_segment_records(plan, BEGUN, FAILED)
     assert read_states(plan)["fedprox"] == "failed"
-    (failure,) = status.load_progress_and_failures(plan)[1]
+    (failure,) = read_failures(plan)
     assert (failure.rule, failure.log, failure.lines) == ("segment", log, ["one", "two"])
     write_segment_records(plan, BEGUN, FAILED, BEGUN)
     assert read_states(plan)["fedprox"] == "queued", "the job was begun again"
-    assert not status.load_progress_and_failures(plan)[1]
+    assert not read_failures(plan)
     write_segment_records(plan, BEGUN, FAILED, number=2)
     write_segment_records(plan, BEGUN, number=3)
     assert read_states(plan)["fedprox"] == "queued", "another Snakemake began the job again"
@@ -219,11 +228,9 @@ def test_run_state_without_job_records_follows_lock_and_log(plan: NewPlan) -> No
     assert read_states(plan)["fedprox"] == "stopped"
     files.write_bytes(Path(".snakemake/locks/0.output.lock"), b"")
     assert read_states(plan)["fedprox"] == "stopped"
-    log = Path(f"results/logs/segment/fedprox-{plan.runs[1].path.name}-0003.log")
-    files.write_bytes(log, b"one\n")
-    os.utime(log, (2e9, 2e9))
+    write_log(Path(f"results/logs/segment/fedprox-{plan.runs[1].path.name}-0003.log"), "one\n", 2e9)
     assert read_states(plan)["fedprox"] == "running"
-    assert not status.load_progress_and_failures(plan)[1]
+    assert not read_failures(plan)
 
 
 def test_begun_run_waits_while_snakemake_runs_its_study(plan: NewPlan) -> None:
@@ -232,13 +239,7 @@ def test_begun_run_waits_while_snakemake_runs_its_study(plan: NewPlan) -> None:
     write_segment_records(plan, BEGUN, INTERRUPTED)
     lock = Path(".snakemake/locks/0.output.lock")
     os.utime(lock, (BEGIN + 200, BEGIN + 200))
-    job = {
-        "time": BEGIN + 201,
-        "job": 4,
-        "rule": "segment",
-        "output": [f"{other}/segments/0003.json"],
-        "log": ["2.log"],
-    }
+    job = {"time": BEGIN + 201, "job": 4, "rule": "segment", "log": ["2.log"]}
     for path, state in ((Path("results/runs/other/0123456789ab"), "stopped"), (other, "waiting")):
         write_records(BEGUN | job | {"output": [f"{path}/segments/0003.json"]}, number=2)
         assert read_states(plan)["fedprox"] == state, path
@@ -251,37 +252,26 @@ def test_begun_run_waits_while_snakemake_runs_its_study(plan: NewPlan) -> None:
 
 
 def test_run_interrupted_by_ctrl_c_is_stopped(plan: NewPlan) -> None:
-    log = Path(write_segment_records(plan, BEGUN, INTERRUPTED))
-    files.write_bytes(log, b"one\n")
-    os.utime(log, (0, 0))
+    write_log(Path(write_segment_records(plan, BEGUN, INTERRUPTED)), "one\n", 0)
     assert read_states(plan)["fedprox"] == "stopped"
-    assert not status.load_progress_and_failures(plan)[1]
+    assert not read_failures(plan)
     write_segment_records(plan, BEGUN, INTERRUPTED, BEGUN, FAILED)
     assert read_states(plan)["fedprox"] == "failed", "the later job failed without an interrupt"
     write_segment_records(plan, BEGUN, INTERRUPTED)
     write_segment_records(plan, BEGUN, FAILED, number=2)
     assert read_states(plan)["fedprox"] == "failed", "another Snakemake began the job again"
-    assert len(status.load_progress_and_failures(plan)[1]) == 1
+    assert len(read_failures(plan)) == 1
 
 
 def test_run_state_separates_records_of_parallel_snakemakes(plan: NewPlan) -> None:
     """The last record of a job counts. Each Snakemake has its own job numbers."""
     other = {"job": 3, "rule": "table", "output": ["results/tables/results.md"], "log": ["results/logs/table.log"]}
+    segment = {"job": 5, "rule": "segment", "output": [f"{plan.runs[1].path}/segments/0003.json"], "log": ["one.log"]}
     write_segment_records(plan, BEGUN | {"time": BEGIN + 20}, number=1)
-    write_records(
-        BEGUN | other | {"time": BEGIN + 1},
-        FAILED | other | {"time": BEGIN + 2},
-        *(
-            {"job": 5, "rule": "segment", "output": [f"{plan.runs[1].path}/segments/0003.json"], "log": ["one.log"]}
-            | event
-            for event in (BEGUN | {"time": BEGIN + 3}, FAILED | {"time": BEGIN + 4})
-        ),
-        number=2,
-    )
-    assert {(failure.rule, str(failure.log)) for failure in status.load_progress_and_failures(plan)[1]} == {
-        ("table", "results/logs/table.log"),
-        ("segment", "one.log"),
-    }
+    events = (BEGUN | other, FAILED | other, BEGUN | segment, FAILED | segment)
+    write_records(*(event | {"time": BEGIN + time} for time, event in enumerate(events, 1)), number=2)
+    failures = {(failure.rule, str(failure.log)) for failure in read_failures(plan)}
+    assert failures == {("table", "results/logs/table.log"), ("segment", "one.log")}
     assert read_states(plan)["fedprox"] == "failed"
     log = Path(write_segment_records(plan, BEGUN, number=1))
     write_records(FAILED | {"job": 9, "time": BEGIN, "rule": "segment", "output": ["a"], "log": [str(log)]}, number=2)
@@ -315,17 +305,14 @@ def test_run_ended_by_sigterm_after_round_is_stopped(plan: NewPlan) -> None:
     path = plan.runs[1].path
     log = Path(write_segment_records(plan, BEGUN, FAILED))
     end = f"{path}: stopped by SIGTERM after round 2. Type the same command to resume."
-    files.write_bytes(log, f"one\n{end}\n".encode())
     moment = BEGIN + 100.5  # between the start and the end of the job
-    os.utime(log, (moment, moment))
+    write_log(log, f"one\n{end}\n", moment)
     assert read_states(plan)["fedprox"] == "stopped"
-    assert not status.load_progress_and_failures(plan)[1]
-    files.write_bytes(log, f"one\n{end}\nTraceback\n".encode())
-    os.utime(log, (moment, moment))
+    assert not read_failures(plan)
+    write_log(log, f"one\n{end}\nTraceback\n", moment)
     assert read_states(plan)["fedprox"] == "failed", "the job was begun again after SIGTERM"
-    files.write_bytes(log, f"one\n{end}\n".encode())
     write_segment_records(plan, BEGUN, FAILED, BEGUN)
-    os.utime(log, (0, 0))
+    write_log(log, f"one\n{end}\n", 0)
     assert read_states(plan)["fedprox"] == "queued"
     write_segment_records(plan, BEGUN, FAILED, BEGUN, FAILED)
     os.utime(log, (moment, moment))
@@ -341,7 +328,7 @@ def test_status_shows_failed_jobs_of_all_rules(plan: NewPlan) -> None:
     plan = dataclasses.replace(plan, diagnostics=(diagnostic,))
     layout.get_dataset_path(run.dataset).unlink()
     layout.get_assignment_path(run.partition).unlink()
-    outputs = {
+    outputs: dict[str, list[Any]] = {
         "diagnostic": [diagnostic.files.table, diagnostic.files.marker],
         "download": [layout.get_dataset_path(run.dataset)],
         "partition": [layout.get_assignment_path(run.partition)],
@@ -351,27 +338,22 @@ def test_status_shows_failed_jobs_of_all_rules(plan: NewPlan) -> None:
     }
     for rule in outputs:
         files.write_bytes(Path(f"results/logs/{rule}.log"), f"{rule} failed\n".encode())
+    job = FAILED | {"time": BEGIN, "job": 1}
     write_records(
         *(
-            FAILED
-            | {"time": BEGIN, "job": 1, "rule": rule, "output": [str(path) for path in paths]}  # type: ignore[attr-defined]
-            | {"log": [f"results/logs/{rule}.log"]}
+            job | {"rule": rule, "output": [*map(str, paths)], "log": [f"results/logs/{rule}.log"]}
             for rule, paths in outputs.items()
         )
     )
-    assert {failure.rule: failure.lines for failure in status.load_progress_and_failures(plan)[1]} == {
-        rule: [f"{rule} failed"] for rule in outputs
-    }
+    lines_by_rule = {failure.rule: failure.lines for failure in read_failures(plan)}
+    assert lines_by_rule == {rule: [f"{rule} failed"] for rule in outputs}
     other = dataclasses.replace(plan, params=Path("studies/other.yaml"), diagnostics=())
-    assert {failure.rule for failure in status.load_progress_and_failures(other)[1]} == {"download", "partition"}, (
-        "both studies need these files"
-    )
+    rules = {failure.rule for failure in read_failures(other)}
+    assert rules == {"download", "partition"}, "both studies need these files"
     files.write_bytes(diagnostic.files.table, b"")
-    assert "diagnostic" in {failure.rule for failure in status.load_progress_and_failures(plan)[1]}
+    assert "diagnostic" in {failure.rule for failure in read_failures(plan)}
     files.write_bytes(diagnostic.files.marker, b"")
-    assert "diagnostic" not in {failure.rule for failure in status.load_progress_and_failures(plan)[1]}, (
-        "the diagnostic ended"
-    )
+    assert "diagnostic" not in {failure.rule for failure in read_failures(plan)}, "the diagnostic ended"
 
 
 def test_status_shows_end_of_log_of_failed_job(plan: NewPlan) -> None:
@@ -390,7 +372,7 @@ def test_status_shows_end_of_log_of_failed_job(plan: NewPlan) -> None:
 
 def test_status_ignores_failed_job_of_another_study(plan: NewPlan) -> None:
     write_segment_records(plan, FAILED | {"output": ["results/runs/other/0123456789ab/segments/0003.json"]})
-    assert not status.load_progress_and_failures(plan)[1]
+    assert not read_failures(plan)
 
 
 def test_status_ignores_failed_segment_after_edit_of_rounds(plan: NewPlan) -> None:
@@ -400,12 +382,10 @@ def test_status_ignores_failed_segment_after_edit_of_rounds(plan: NewPlan) -> No
         earlier = FAILED | {"output": [f"{run.path}/segments/0005.json"], "log": [log]}
         write_segment_records(plan, earlier, number=number)
     assert read_states(plan) == {"fedavg": "done", "fedprox": "failed", "scaffold": "waiting"}
-    assert [failure.run for failure in status.load_progress_and_failures(plan)[1]] == ["FedProx seed 0"], (
-        "FedAvg is complete"
-    )
+    assert [failure.run for failure in read_failures(plan)] == ["FedProx seed 0"], "FedAvg is complete"
     write_segment_records(plan, BEGUN, number=2)
     assert read_states(plan)["fedprox"] == "queued"
-    assert not status.load_progress_and_failures(plan)[1]
+    assert not read_failures(plan)
 
 
 @pytest.mark.parametrize("is_split_later", [True, False])
@@ -419,7 +399,7 @@ def test_status_ignores_failed_job_after_run_is_split_otherwise(plan: NewPlan, i
     assert read_states(plan)["fedprox"] == "failed"
     write_segment_records(plan, BEGUN | last, number=2)
     assert read_states(plan)["fedprox"] == "queued"
-    assert not status.load_progress_and_failures(plan)[1]
+    assert not read_failures(plan)
 
 
 def test_finished_job_with_temporary_output_is_not_running(plan: NewPlan) -> None:
@@ -501,9 +481,8 @@ def test_progress_table_shows_protocol_of_each_method() -> None:
         "accuracy: Global test accuracy (global model)",
         "Local: Local test accuracy (personalized)",
     ]
-    for run, progress, protocol in zip(
-        plan.runs, status.load_progress_and_failures(plan)[0], ("global-on-global", "personal-on-local"), strict=True
-    ):
+    runs, protocols = status.load_progress_and_failures(plan)[0], ("global-on-global", "personal-on-local")
+    for run, progress, protocol in zip(plan.runs, runs, protocols, strict=True):
         table = files.read_parquet(run.files.get_round_files(1).metrics).to_pandas()
         sums = table[table["protocol"] == protocol][["correct", "total"]].sum()
         assert progress.accuracy == sums["correct"] / sums["total"]
@@ -513,11 +492,8 @@ LONG_NAMES = {
     "algorithms": {
         "fedavg": {},
         "feddw": {},
-        "sharpness_aware_minimization": {
-            "algorithm": "fedprox",
-            "title": "Sharpness-aware minimization at each client",
-        },
-        "sharpness_aware_averaging": {"algorithm": "fedprox", "title": "Sharpness-aware averaging at each client"},
+        "sharpness_aware_minimization": {"algorithm": "fedprox", "title": "Sharpness-aware minimization at a client"},
+        "sharpness_aware_averaging": {"algorithm": "fedprox", "title": "Sharpness-aware averaging at a client"},
     },
     "study": {
         "algorithms": ["fedavg", "feddw", "sharpness_aware_minimization", "sharpness_aware_averaging"],

@@ -53,6 +53,12 @@ def in_copy(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.chdir(tmp_path)
 
 
+def write_page(params: str = "params.yaml", **options: Any) -> str:
+    """Write the page in this process. Return its text."""
+    status_page.update_status_page(Path(params), "full", PAGE, **options)
+    return PAGE.read_text()
+
+
 def run_status(*options: str) -> str:
     command = [sys.executable, "-m", "fedpipe", "status", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -78,19 +84,18 @@ def test_status_page_shows_studies_next_to_damaged_files() -> None:
     times = planner.make_plan().runs[0].merged_files.times
     times.write_text("{")
     with pytest.raises(ArtifactError, match=rf"^{plan} can't be read"):
-        status_page.update_status_page(Path("studies"), "full", PAGE)
+        write_page("studies")
     text = html.unescape(PAGE.read_text())
     assert f"{plan} can't be read" in text
     assert f"{times} can't be read" in text
     assert '<span class="state damaged">1 damaged</span>' in text
     assert "line 29" in text, "the log of the failed run"
     with pytest.raises(ArtifactError, match=rf"^{times} can't be read"):
-        status_page.update_status_page(Path("params.yaml"), "full", PAGE)
+        write_page()
 
 
 def test_status_page_is_one_file_without_scripts_or_requests() -> None:
-    status_page.update_status_page(Path("params.yaml"), "full", PAGE)
-    text = PAGE.read_text()
+    text = write_page()
     assert "http-equiv" not in text
     assert not re.search(r"""<(?:script|link rel="stylesheet"|img|iframe)|https?:|url\(|@import""", text)
     assert "<script" not in text.lower()
@@ -100,7 +105,7 @@ def test_status_page_is_one_file_without_scripts_or_requests() -> None:
 
 
 def test_browser_shows_rows_and_curves_of_status_page(browser: Any, tmp_path: Path) -> None:
-    status_page.update_status_page(Path("params.yaml"), "full", PAGE)
+    write_page()
     plan = planner.make_plan()
     runs, _ = status.load_progress_and_failures(plan)
     for width in (1280, 375):
@@ -126,7 +131,7 @@ def test_browser_shows_rows_and_curves_of_status_page(browser: Any, tmp_path: Pa
 
 
 def test_status_page_colors_follow_light_and_dark_mode(browser: Any, tmp_path: Path) -> None:
-    status_page.update_status_page(Path("params.yaml"), "full", PAGE)
+    write_page()
     lightness = {}
     for mode in ("light", "dark"):
         browser("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": mode}])
@@ -146,12 +151,11 @@ def test_status_page_colors_follow_light_and_dark_mode(browser: Any, tmp_path: P
 def test_status_page_links_only_tables_of_current_plan() -> None:
     plan = studies.prepare(studies.settings(rounds=ROUNDS))
     contents.write_report_files(contents.build_report_files(StudyData(plan)))
-    status_page.update_status_page(Path("params.yaml"), "full", PAGE)
-    assert 'href="results/tables/results.html"' in PAGE.read_text()
-    assert "1 of 1" in re.sub("<.*?>", "", PAGE.read_text())
+    text = write_page()
+    assert 'href="results/tables/results.html"' in text
+    assert "1 of 1" in re.sub("<.*?>", "", text)
     studies.prepare(studies.settings(rounds=ROUNDS - 1))
-    status_page.update_status_page(Path("params.yaml"), "full", PAGE)
-    assert "results/tables/results.html" not in PAGE.read_text()
+    assert "results/tables/results.html" not in write_page()
 
 
 def test_status_page_of_folder_has_section_per_study() -> None:
@@ -159,16 +163,13 @@ def test_status_page_of_folder_has_section_per_study() -> None:
     for name in ("one", "two", "unplanned"):
         shutil.copy("params.yaml", f"studies/{name}.yaml")
     with pytest.raises(ArtifactError, match="--params: no study in studies has a plan"):
-        status_page.update_status_page(Path("studies"), "full", PAGE)
+        write_page("studies")
     for name in ("one", "two"):
         planner.write_plan(planner.make_plan(Path(f"studies/{name}.yaml")))
-    status_page.update_status_page(Path("studies"), "full", PAGE)
-    text = PAGE.read_text()
+    text = write_page("studies")
     assert re.findall("<h2>(.*)</h2>", text) == ["studies/one.yaml", "studies/two.yaml"]
-    assert re.findall('<a href="#(.*?)">(.*?)</a>', text) == [
-        ("study-1", "studies/one.yaml"),
-        ("study-2", "studies/two.yaml"),
-    ]
+    links = [("study-1", "studies/one.yaml"), ("study-2", "studies/two.yaml")]
+    assert re.findall('<a href="#(.*?)">(.*?)</a>', text) == links
     assert "<summary>Without a plan: 1</summary>studies/unplanned.yaml</details>" in text
 
 
@@ -183,9 +184,8 @@ def test_watched_status_page_reloads_until_all_runs_are_done(monkeypatch: pytest
 
     plan = studies.prepare(studies.settings(("feddw",), 1))
     monkeypatch.setattr(status_page.time, "sleep", compute_run)
-    status_page.update_status_page(Path("params.yaml"), "full", PAGE, watch=True)
+    assert "http-equiv" not in write_page(watch=True)
     assert reloads == [[str(status_page.REFRESH_SECONDS)]]
-    assert "http-equiv" not in PAGE.read_text()
 
 
 @pytest.mark.parametrize("name", ["params.yaml", "status", "status.HTML"])
@@ -206,9 +206,8 @@ def test_status_page_colors_only_best_configurations() -> None:
     means = {line.name: line.compute_last_accuracies(plan.protocols[0])[0] for line in progress.configurations}
     assert len(means) == len(rates) == len(progress.ranked_configurations)
     assert len(progress.css_color_classes) == status_page.COLOR_COUNT
-    assert min(means[name] for name in progress.css_color_classes) >= max(
-        means[name] for name in means.keys() - progress.css_color_classes
-    )
+    gray_means = [means[name] for name in means.keys() - progress.css_color_classes]
+    assert min(means[name] for name in progress.css_color_classes) >= max(gray_means)
     assert PAGE.read_text().count('<polyline class="rest"') == len(plan.protocols) * 2 + 2
 
 
@@ -240,9 +239,8 @@ def test_status_page_ranks_methods_by_reported_protocol() -> None:
     assert accuracies == [run.accuracy for run in progress.runs]
     assert accuracies[0] != accuracies[1]
     assert progress.ranked_configurations == ([fedavg, local] if accuracies[0] > accuracies[1] else [local, fedavg])
-    assert [len(row.curve.split()) for row in progress.run_rows] == [2, 2], (
-        "each run has a dot: a line of two equal points"
-    )
+    points = [len(row.curve.split()) for row in progress.run_rows]
+    assert points == [2, 2], "each run has a dot: a line of two equal points"
 
 
 def test_configuration_mean_uses_begun_runs_only_if_none_is_complete() -> None:

@@ -23,6 +23,7 @@ from fedpipe.report import results, trackers
 from tests import small_studies as studies
 from tests.small_studies import run_command
 
+NO_MLFLOW_SERVER = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
 TOOLS = ("tensorboard", "mlflow", "wandb")
 ROUNDS = 4
 CUSTOM_MODULE = """
@@ -50,17 +51,8 @@ class Record(NamedTuple):
 
 def run_job(folder: Path, path: Path, stop: int, *names: str, **variables: str) -> str:
     """Run a job in its own process with the command of the Snakefile's rule. Return its output."""
-    command = [
-        sys.executable,
-        "-m",
-        "fedpipe",
-        "segment",
-        str(path),
-        "--stop",
-        str(stop),
-        "--callbacks",
-        " ".join(names),
-    ]
+    options = [f"--stop={stop}", f"--callbacks={' '.join(names)}"]
+    command = [sys.executable, "-m", "fedpipe", "segment", str(path), *options]
     environment = os.environ | {"HOME": str(folder), "PYTHONPATH": str(studies.ROOT), "WANDB_MODE": "offline"}
     job = subprocess.run(
         command, cwd=folder, env=environment | variables, capture_output=True, text=True, start_new_session=True
@@ -219,11 +211,7 @@ def test_tracker_record_of_recomputed_run_has_only_new_rounds(
     [
         pytest.param(["own.Saboteur", "wandb"], {}, id="W&B's process is killed"),
         pytest.param(["wandb"], {"WANDB_MODE": "online"}, id="W&B has no API key"),
-        pytest.param(
-            ["mlflow"],
-            {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"},
-            id="no MLflow server",
-        ),
+        pytest.param(["mlflow"], NO_MLFLOW_SERVER, id="no MLflow server"),
     ],
 )
 def test_run_survives_failing_tracker(in_empty_folder: Path, names: list[str], variables: dict[str, str]) -> None:
@@ -255,24 +243,16 @@ def test_every_tracker_has_class_and_extra() -> None:
     import tomllib
 
     extras = tomllib.loads((studies.ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert (
-        {*callbacks.TRACKERS}
-        == {*trackers.TRACKER_CLASSES}
-        == {*extras} - {"dev", "flwr-datasets", "huggingface", "optuna", "timm"}
-    )
+    other_extras = {"dev", "flwr-datasets", "huggingface", "optuna", "timm"}
+    assert {*callbacks.TRACKERS} == {*trackers.TRACKER_CLASSES} == {*extras} - other_extras
     ignored = (studies.ROOT / ".gitignore").read_text().splitlines()
     assert {"/dvclive/", "/mlflow.db", "/mlruns/", "/tensorboard/", "/wandb/"} <= {*ignored}
 
 
 @pytest.mark.usefixtures("in_empty_folder")
 def test_tracker_omits_undefined_scores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        results,
-        "compute_scores",
-        lambda frame, names: pd.DataFrame(
-            {"metric": "auc", "protocol": ["a-on-b", "c-on-b"], "average": "sample", "score": [0.5, float("nan")]}
-        ),
-    )
+    columns = {"metric": "auc", "protocol": ["a-on-b", "c-on-b"], "average": "sample", "score": [0.5, float("nan")]}
+    monkeypatch.setattr(results, "compute_scores", lambda frame, names: pd.DataFrame(columns))
     plan = studies.prepare(studies.settings(("fedavg",), 1))
     (run,) = studies.open_runs(plan)
     list(run.run_segment(1))

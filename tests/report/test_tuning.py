@@ -93,10 +93,8 @@ def test_search_results_are_in_tables_and_draws_frame() -> None:
     )
     by_row = means.set_index(["algorithm", "tuning"])["mean"]
     assert by_row["fedavg", "tuned"] == by_row["fedavg", "default"]
-    latex, frame = (
-        wide.render_latex_table(StudyData(plan)),
-        pd.read_csv(io.StringIO(wide.render_wide_csv(StudyData(plan)))),
-    )
+    latex = wide.render_latex_table(StudyData(plan))
+    frame = pd.read_csv(io.StringIO(wide.render_wide_csv(StudyData(plan))))
     _, winners = latex.split("% The winners of the search:")
     assert "algorithm & mu & draws & validation accuracy (\\%) \\\\" in winners
     assert "FedAvg & -- & 0 & -- \\\\" in winners
@@ -110,10 +108,7 @@ def test_search_results_are_in_tables_and_draws_frame() -> None:
 @pytest.mark.parametrize(
     ("diverged_rungs", "message"),
     [
-        (
-            (2,),
-            "Warning: all draws of FedAvg that reached round 2 diverged, .* a longer first rung, or a narrower range",
-        ),
+        ((2,), "Warning: all draws of FedAvg that reached round 2 diverged, .* longer first rung, or a narrower range"),
         ((1, 2), "Warning: all draws of FedAvg diverged, so the winner is arbitrary"),
     ],
 )
@@ -217,10 +212,8 @@ def test_tpe_search_has_equal_draws_and_winner_in_any_job_order(
     assert {key: draws.loc[1, key] for key in over} == values
     sentence, table = tuning.build_search_section(plan)[:2]
     assert "the best of 6 draws" in sentence
-    assert table.frame.loc[0, ["learning_rate", "batch_size", "local_epochs", "draws"]].tolist() == [
-        *(str(values[key]) for key in over),
-        "6",
-    ]
+    columns = ["learning_rate", "batch_size", "local_epochs", "draws"]
+    assert table.frame.loc[0, columns].tolist() == [*(str(values[key]) for key in over), "6"]
     (cell,) = (cell for cell in plan.cells if cell.grid == {"tuning": "tuned"})
     federation = read_generated_yaml(cell.files.settings)["federation"]
     assert {key: federation[key.partition(".")[2]] for key in over} == values

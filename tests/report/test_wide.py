@@ -19,7 +19,7 @@ from fedpipe.cli import app
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage import files, layout
 from fedpipe.planning.plan import Plan
-from fedpipe.report import contents, table_notes, tables, wide
+from fedpipe.report import contents, table_notes, wide
 from fedpipe.report.data import StudyData
 
 LAST = "global-on-global"
@@ -32,8 +32,8 @@ def make_round_counts(server, clients=None):
     return [result | ({} if clients is None else {"personal-on-local": [(clients, 100)] * 2})]
 
 
-def render_latex(tree, **other):
-    return wide.render_latex_table(StudyData(tree.plan), **other)
+def render_latex(tree):
+    return wide.render_latex_table(tree.data)
 
 
 def parse_latex_rows(text):
@@ -44,7 +44,7 @@ def parse_latex_rows(text):
 
 def parse_csv(tree):
     """Return the header and the rows of the wide CSV table."""
-    head, *rows = csv.reader(io.StringIO(wide.render_wide_csv(StudyData(tree.plan))))
+    head, *rows = csv.reader(io.StringIO(wide.render_wide_csv(tree.data)))
     return head, rows
 
 
@@ -178,7 +178,7 @@ def test_wide_tables_keep_grid_order_of_study_after_plan_is_read(make):
 
 
 def test_wide_csv_numbers_are_in_markdown_table(paper):
-    markdown = tables.render_markdown_table(StudyData(paper.plan))
+    markdown = paper.render_markdown()
     for row in parse_csv(paper)[1]:
         for text in row[2:]:
             assert f" {text} |" in markdown
@@ -309,11 +309,11 @@ def test_latex_comments_show_best_grid_values(searched):
 
 
 def test_markdown_table_warns_about_best_value_at_grid_edge(searched):
-    paragraphs = tables.render_markdown_table(StudyData(searched.plan)).split("\n\n")
+    paragraphs = searched.render_markdown().split("\n\n")
     assert paragraphs[2] == EDGE
-    contents.write_report_files(contents.build_table_files(StudyData(searched.plan)))
-    contents.require_current_tables(StudyData(searched.plan), "results.md", "results.html")
-    assert EDGE in contents.render_results(StudyData(searched.plan))
+    contents.write_report_files(contents.build_table_files(searched.data))
+    contents.require_current_tables(searched.data, "results.md", "results.html")
+    assert EDGE in contents.render_results(searched.data)
 
 
 def test_grid_edge_warning_includes_numbers_that_yaml_reads_as_text(searched):
@@ -324,16 +324,16 @@ def test_grid_edge_warning_includes_numbers_that_yaml_reads_as_text(searched):
         for index, cell in enumerate(searched.plan.cells)
     )
     searched.change(cells=cells, grid=searched.plan.grid | {"federation.learning_rate": rates})
-    (warning,) = table_notes.describe_best_values_at_grid_edges(StudyData(searched.plan))
+    (warning,) = table_notes.describe_best_values_at_grid_edges(searched.data)
     assert "learning_rate: the best values, 1e-2 for fedavg (alpha=0.1) and 0.1 for fedavg (alpha=0.5)," in warning
 
 
 def test_grid_edge_warning_needs_best_value_at_edge(searched):
     inside = (10, 20, 30, 40, 20, 20)
     searched.write_all(map(make_round_counts, (*inside, *inside)))
-    assert table_notes.describe_best_values_at_grid_edges(StudyData(searched.plan)) == []
+    assert table_notes.describe_best_values_at_grid_edges(searched.data) == []
     searched.change_report(best_over=())
-    assert table_notes.describe_best_values_at_grid_edges(StudyData(searched.plan)) == []
+    assert table_notes.describe_best_values_at_grid_edges(searched.data) == []
 
 
 def test_grid_edge_warning_ignores_text_values_and_missing_numbers(make):
@@ -342,7 +342,7 @@ def test_grid_edge_warning_ignores_text_values_and_missing_numbers(make):
     tree.change_report(best_over=("data", "federation.learning_rate"))
     for index, run in enumerate(tree.runs):
         tree.write(index, make_round_counts(90 if index == 2 else 50) if run.algorithm == "fedavg" else [{}])
-    assert table_notes.describe_best_values_at_grid_edges(StudyData(tree.plan)) == []
+    assert table_notes.describe_best_values_at_grid_edges(tree.data) == []
 
 
 @pytest.fixture
@@ -374,7 +374,7 @@ def test_partial_tables_mark_incomplete_numbers(begun):
         "fedprox,52.50 ± 0.71,…",
     ]
     with pytest.raises(ArtifactError, match=r"results.md is missing"):
-        contents.render_results(StudyData(begun.plan), "latex")
+        contents.render_results(begun.data, "latex")
 
 
 def test_partial_latex_table_keeps_grid_axis_of_one_method(make):
@@ -393,15 +393,15 @@ def test_partial_latex_table_keeps_grid_axis_of_one_method(make):
 
 def test_show_command_prints_latex_and_csv(one):
     one.plan.write()
-    contents.write_report_files(contents.build_table_files(StudyData(one.plan)))
-    for form, expected_text in (("latex", render_latex(one)), ("csv", wide.render_wide_csv(StudyData(one.plan)))):
+    contents.write_report_files(contents.build_table_files(one.data))
+    for form, expected_text in (("latex", render_latex(one)), ("csv", wide.render_wide_csv(one.data))):
         result = CliRunner().invoke(app.app, ["show", "--format", form], catch_exceptions=False)
         assert result.exit_code == 0
         assert result.stdout == expected_text
     assert CliRunner().invoke(app.app, ["show", "--format", "html"]).exit_code == 2
     (one.plan.study_files.tables_folder / "results.md").write_text("edited")
     with pytest.raises(ArtifactError, match=r"results.md does not match the runs"):
-        contents.render_results(StudyData(one.plan), "latex")
+        contents.render_results(one.data, "latex")
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")

@@ -9,7 +9,7 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 from snakemake.scheduling.job_scheduler import JobScheduler
@@ -124,57 +124,59 @@ def test_snakemake_warns_once_about_unwritable_job_records() -> None:
     assert Path("good.txt").exists()
 
 
-def build_printer(stream: io.StringIO, is_dry_run: bool = False, **stats: int) -> progress.ProgressPrinter:
-    """Build a printer that has received Snakemake's table of jobs."""
-    printer = progress.ProgressPrinter(stream, is_dry_run=is_dry_run, is_quiet=False)
-    stats |= {"all": 1, "total": sum(stats.values()) + 1}
-    printer.print_record(logging.makeLogRecord({"event": LogEvent.RUN_INFO, "stats": stats}))
-    return printer
+class Printer(progress.ProgressPrinter):
+    """A printer that has received Snakemake's table of jobs. It prints to a text by default."""
 
+    def __init__(self, stream: TextIO | None = None, **stats: int) -> None:
+        self.stream = stream or io.StringIO()
+        super().__init__(self.stream, is_dry_run=False, is_quiet=False)
+        self.print_fields(event=LogEvent.RUN_INFO, stats=stats | {"all": 1, "total": sum(stats.values()) + 1})
 
-def begin_job(printer: progress.ProgressPrinter, number: int, rule: str, time: float) -> None:
-    fields = {"event": LogEvent.JOB_INFO, "jobid": number, "rule_name": rule, "wildcards": {}, "created": time}
-    printer.print_record(logging.makeLogRecord(fields))
+    def print_fields(self, **fields: Any) -> None:
+        self.print_record(logging.makeLogRecord(fields))
 
+    def begin_job(self, number: int, rule: str, time: float) -> None:
+        self.print_fields(event=LogEvent.JOB_INFO, jobid=number, rule_name=rule, wildcards={}, created=time)
 
-def end_job(printer: progress.ProgressPrinter, number: int, time: float) -> None:
-    fields = {"event": LogEvent.JOB_FINISHED, "job_id": number, "created": time}
-    printer.print_record(logging.makeLogRecord(fields))
+    def end_job(self, number: int, time: float) -> None:
+        self.print_fields(event=LogEvent.JOB_FINISHED, job_id=number, created=time)
+
+    @property
+    def lines(self) -> list[str]:
+        assert isinstance(self.stream, io.StringIO)
+        return self.stream.getvalue().splitlines()
 
 
 def test_time_left_depends_on_long_and_parallel_jobs() -> None:
-    stream = io.StringIO()
-    printer = build_printer(stream, partition=1, segment=9, table=1)
-    begin_job(printer, 1, "partition", 0)
-    end_job(printer, 1, 1)
-    begin_job(printer, 2, "segment", 1)
-    begin_job(printer, 3, "segment", 1)
-    end_job(printer, 2, 101)
-    end_job(printer, 3, 201)
+    printer = Printer(partition=1, segment=9, table=1)
+    printer.begin_job(1, "partition", 0)
+    printer.end_job(1, 1)
+    printer.begin_job(2, "segment", 1)
+    printer.begin_job(3, "segment", 1)
+    printer.end_job(2, 101)
+    printer.end_job(3, 201)
     for number in range(4, 11):
-        begin_job(printer, number, "segment", 201)
-        end_job(printer, number, 201)
-    begin_job(printer, 11, "table", 201)
-    end_job(printer, 11, 204)
-    lines = stream.getvalue().splitlines()
-    assert lines[:4] == [
+        printer.begin_job(number, "segment", 201)
+        printer.end_job(number, 201)
+    printer.begin_job(11, "table", 201)
+    printer.end_job(11, 204)
+    assert printer.lines[:4] == [
         "11 jobs",
         " 1 of 11  partition (1 s)",
         " 2 of 11  segment (1 min 40 s, about 6 min 40 s left)",  # eight of 100 s, two at the same time
         " 3 of 11  segment (3 min 20 s, about 17 min 30 s left)",  # seven of 150 s
     ]
-    assert lines[-2:] == ["10 of 11  segment (0 s)", "11 of 11  table (3 s)"]
+    assert printer.lines[-2:] == ["10 of 11  segment (0 s)", "11 of 11  table (3 s)"]
 
 
 def test_progress_of_search_counts_jobs_that_snakemake_adds() -> None:
     """The time left is unknown, because it is that of the known jobs."""
-    stream = io.StringIO()
-    printer = build_printer(stream, segment=2, rank=1)
+    printer = Printer(segment=2, rank=1)
     for number, (rule, total) in enumerate((("segment", 4), ("segment", 4), ("rank", 4), ("segment", 7), ("table", 7))):
-        begin_job(printer, number, rule, 0)
-        end_job(printer, number, 10)
-        printer.print_record(logging.makeLogRecord({"event": LogEvent.PROGRESS, "done": number, "total": total}))
-    assert stream.getvalue().splitlines() == [
+        printer.begin_job(number, rule, 0)
+        printer.end_job(number, 10)
+        printer.print_fields(event=LogEvent.PROGRESS, done=number, total=total)
+    assert printer.lines == [
         "3 jobs, and more after each rung of tune",
         "1 of 3  segment (10 s)",
         "2 of 3  segment (10 s)",
@@ -185,18 +187,17 @@ def test_progress_of_search_counts_jobs_that_snakemake_adds() -> None:
 
 
 def test_progress_ignores_failure_of_job_that_succeeds_later() -> None:
-    stream = io.StringIO()
     Path("job.log").write_text("fedpipe: model.name: 'x' is unknown.\n")
-    printer = build_printer(stream, segment=2)
+    printer = Printer(segment=2)
     for number in (1, 2):
-        begin_job(printer, number, "segment", 0)
+        printer.begin_job(number, "segment", 0)
         printer.print_failure(number, "returned non-zero exit status 1.", ["job.log"], is_stopped=False)
-    begin_job(printer, 1, "segment", 10)
-    end_job(printer, 1, 20)
-    printer.print_record(logging.makeLogRecord({"msg": f"{progress.LOG_FILE_HINT}{Path('all.log').absolute()}"}))
+    printer.begin_job(1, "segment", 10)
+    printer.end_job(1, 20)
+    printer.print_fields(msg=f"{progress.LOG_FILE_HINT}{Path('all.log').absolute()}")
     printer.print_end()
     printer.print_end()
-    assert stream.getvalue().splitlines() == [
+    assert printer.lines == [
         *("2 jobs", "failed  segment", "failed  segment", "1 of 2  segment (10 s)"),
         *("1 job failed. Complete log: all.log", "Log of the failed job: job.log"),
         "ERROR segment: model.name: 'x' is unknown.",
@@ -205,17 +206,15 @@ def test_progress_ignores_failure_of_job_that_succeeds_later() -> None:
 
 def test_progress_omits_complete_log_that_snakemake_does_not_name() -> None:
     """For example, the disk is full."""
-    stream = io.StringIO()
-    printer = build_printer(stream, segment=1)
-    begin_job(printer, 1, "segment", 0)
+    printer = Printer(segment=1)
+    printer.begin_job(1, "segment", 0)
     printer.print_failure(1, "returned non-zero exit status 2.", ["job.log"], is_stopped=False)
     printer.print_end()
-    assert stream.getvalue().splitlines()[2:4] == ["1 job failed.", "Log of the failed job: job.log"]
+    assert printer.lines[2:4] == ["1 job failed.", "Log of the failed job: job.log"]
 
 
 def test_progress_prints_only_errors_and_warnings_without_job() -> None:
-    stream = io.StringIO()
-    printer = build_printer(stream)
+    printer = Printer()
     messages = {
         "Building DAG of jobs...": (logging.INFO, None),
         "LockException:\nDirectory cannot be locked.": (logging.ERROR, LogEvent.ERROR),
@@ -223,8 +222,8 @@ def test_progress_prints_only_errors_and_warnings_without_job() -> None:
         "Error in rule a": (logging.ERROR, LogEvent.JOB_ERROR),
     }
     for message, (level, event) in messages.items():
-        printer.print_record(logging.makeLogRecord({"msg": message, "levelno": level, "event": event}))
-    assert stream.getvalue() == "LockException:\nDirectory cannot be locked.\nThe disk is slow.\n"
+        printer.print_fields(msg=message, levelno=level, event=event)
+    assert printer.lines == ["LockException:", "Directory cannot be locked.", "The disk is slow."]
 
 
 def test_closed_pipe_of_output_raises_no_error() -> None:
@@ -232,9 +231,9 @@ def test_closed_pipe_of_output_raises_no_error() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     stream = os.fdopen(writer, "w")
-    printer = build_printer(stream, segment=1)
-    begin_job(printer, 1, "segment", 0)
-    end_job(printer, 1, 20)
+    printer = Printer(stream, segment=1)
+    printer.begin_job(1, "segment", 0)
+    printer.end_job(1, 20)
     printer.print_end()
     with pytest.raises(BrokenPipeError):
         stream.close()

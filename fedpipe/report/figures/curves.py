@@ -17,7 +17,6 @@ from matplotlib.transforms import Bbox
 
 from fedpipe.planning.plan import Plan
 from fedpipe.report import results
-from fedpipe.report.curves import build_figure_curves
 from fedpipe.report.data import StudyData
 from fedpipe.report.figures import style
 from fedpipe.report.words import METRICS, format_metric_label
@@ -33,12 +32,12 @@ REFERENCE_STYLE = {"color": "#A8A8A8", "zorder": 1.5}
 def write_curves_figure(data: StudyData, name: str = "curves") -> None:
     """Draw a metric against round: the first of the study, or the one of the figure's name."""
     plan, metric = data.plan, data.plan.metrics_by_figure[name]
-    figure = build_curves_figure(plan, build_figure_curves(data, metric), metric)
+    figure = build_curves_figure(plan, data.build_figure_curves(metric), metric)
     style.save_figure(figure, plan.study_files.figures_folder / name, style.PAGES[plan.report.figure_width])
 
 
 def build_curves_figure(plan: Plan, frame: pd.DataFrame, metric: Metric = "accuracy") -> Figure:
-    """Build the figure of `fedpipe.report.curves.build_figure_curves`.
+    """Build the figure of :meth:`fedpipe.report.data.StudyData.build_figure_curves`.
 
     Grid values of all algorithms are panels, and grid values of one algorithm are lines. Values of `best_over` are
     neither. Lines are identified by labels and named by titles. If there are too many lines for one panel, each line

@@ -14,7 +14,8 @@ from matplotlib.ticker import MaxNLocator
 from fedpipe.report import results
 from fedpipe.report.data import StudyData
 from fedpipe.report.figures import style
-from fedpipe.report.matrices import Floats, ModelMatrices, read_figure_matrices
+from fedpipe.report.matrices import ModelMatrices, read_figure_matrices
+from fedpipe.report.results import FloatArray
 
 MATRIX_LABELS = {  #: content, rows and columns of each matrix
     "SL": ("SL: mean soft label", "true class", "predicted class"),
@@ -83,7 +84,7 @@ def _label_classes(ax: Axes, class_names: Sequence[str], size: float) -> None:
             style.label_axis_with_names(axis, class_names, int(1.7 * size))
 
 
-def _plot_matrices(axes: Sequence[Axes], name: str, matrices: dict[str, Floats], title_width: int) -> AxesImage:
+def _plot_matrices(axes: Sequence[Axes], name: str, matrices: dict[str, FloatArray], title_width: int) -> AxesImage:
     """Draw a matrix of each algorithm with one scale, and return the last image."""
     _, rows, columns = MATRIX_LABELS[name]
     max_value = max(matrix.max() for matrix in matrices.values())

@@ -275,7 +275,6 @@ def plot_surface_panels(frame: pd.DataFrame, z_label: str, note: str = "") -> Fi
 
 
 def _split_frame_by_panel(frame: pd.DataFrame) -> list[tuple[tuple[str, str], pd.DataFrame]]:
-    """The rows of each panel by measure and name."""
     groups = frame.groupby(["measure", "panel"], sort=False)
     return [((str(measure), str(panel)), rows) for (measure, panel), rows in groups]
 

@@ -75,23 +75,11 @@ class Page(NamedTuple):
         return self.width / self.em_in_inches / columns
 
     def compute_panel_layout(self, count: int, columns: int, height: float, top: float = 0.0) -> tuple[int, int, float]:
-        """Arrange panels in rows of equal length that fit the page.
+        """Arrange panels in rows of equal length that fit the page: rows, columns, and the figure's height in inches.
 
-        Parameters
-        ----------
-        count
-            Number of panels.
-        columns
-            Maximum number of columns. There are more if the rows would be less than half as high as they should be.
-        height
-            Height of a row in em. The rows are lower if they don't fit the page.
-        top
-            Height of texts outside the panels in em.
-
-        Returns
-        -------
-        tuple of (int, int, float)
-            Rows, columns, and the height of the figure in inches.
+        There are at most this number of columns, and more if the rows would be less than half as high as they should
+        be. ``height`` is that of a row in em, which is lower if the rows don't fit the page, and ``top`` that of texts
+        outside the panels.
         """
         count = max(1, count)
         max_rows = max(1, int((self.max_height / self.em_in_inches - top) / (height / 2)))
