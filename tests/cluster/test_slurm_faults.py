@@ -151,8 +151,7 @@ def test_runs_resume_after_snakemake_is_interrupted_or_killed(clone: Clone, refe
 
     running = clone.start(*RUNS)
     clone.wait_until(
-        lambda: clone.list_started_segments().keys() - {orphan},
-        "the next job completes a round next to the first",
+        lambda: clone.list_started_segments().keys() - {orphan}, "the next job completes a round next to the first"
     )
     clone.skip_delays()
     clone.wait_for(running)
