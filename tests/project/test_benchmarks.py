@@ -71,6 +71,11 @@ for _ in range(int(arguments["-gr"]) + 1):
 }
 
 
+@pytest.fixture(autouse=True)
+def _benchmarks_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+
+
 def run_program(name: str, json_file: Path | None = None, *options: str) -> Any:
     """Run a program. Return its output, or the numbers that it writes to a file."""
     command = [sys.executable, str(ROOT / f"benchmarks/{name}.py"), *SMALL[name], *options]
@@ -106,7 +111,6 @@ def test_round_figures_are_consistent(tmp_path: Path) -> None:
 
 def test_round_stopwatch_times_files_that_engine_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine imports the functions that write files, so each of its modules has its own name for them."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     program = importlib.import_module("round")
     functions = {name: value for name, value in vars(storage_files).items() if name.startswith(("write_", "read_"))}
     for module in [module for name, module in sys.modules.items() if name.startswith("fedpipe.")]:
@@ -206,7 +210,6 @@ def test_kernels_variants_compute_equal_gradients(tmp_path: Path, monkeypatch: p
 
 def test_kernels_reports_missing_operation(monkeypatch: pytest.MonkeyPatch) -> None:
     """An operation that PyTorch does not have is reported, and the other variants are measured."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     program = importlib.import_module("kernels")
 
     def change(network: torch.nn.Module) -> bool:
@@ -318,9 +321,8 @@ def test_gpu_script_without_time_reports_all_parts() -> None:
     assert figures["checks"] == {"two_runs_have_equal_bits": None, "graphs_have_equal_bits": None}
 
 
-def test_gpu_figures_checks_compare_digests(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_figures_checks_compare_digests() -> None:
     """Runs are compared with their repetition, and recorded steps with others of the same width."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     program = importlib.import_module("gpu_figures")
 
     def make_part(eager: str, recorded: str, steps: int = 1) -> dict[str, Any]:
@@ -339,7 +341,6 @@ def test_gpu_figures_checks_compare_digests(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_make_benchmarks_changes_only_its_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The block of a section contains the conditions and the table. All other text is unchanged."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     program = importlib.import_module("results")
     page, text = tmp_path / "RESULTS.md", read("benchmarks/RESULTS.md")
     page.write_text(text)
@@ -357,7 +358,6 @@ def test_make_benchmarks_changes_only_its_section(tmp_path: Path, monkeypatch: p
 
 
 def test_results_keep_figure_of_failed_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     program = importlib.import_module("results")
     script = tmp_path / "program.py"
     monkeypatch.setattr(program, "PROGRAMS", {"peers": (str(script), "{figure}")})
@@ -373,8 +373,7 @@ def test_results_keep_figure_of_failed_program(tmp_path: Path, monkeypatch: pyte
     assert program.FIGURE.read_text() == "new"
 
 
-def test_results_page_has_section_of_each_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+def test_results_page_has_section_of_each_program() -> None:
     program = importlib.import_module("results")
     sections = re.findall("<!-- ([a-z]+) -->", read("benchmarks/RESULTS.md"))
     assert sorted(sections) == sorted([*program.PROGRAMS, *["end"] * len(program.PROGRAMS)])
