@@ -1,6 +1,7 @@
 """Real snakemake, dvc and git in a copy of the project."""
 
 import json
+import multiprocessing
 import os
 import re
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, AnyStr
 
@@ -15,6 +17,7 @@ import pytest
 import yaml
 from typing_extensions import override
 
+from fedpipe.cli import app
 from tests import small_studies as studies
 
 BIN = Path(sys.executable).parent
@@ -29,6 +32,16 @@ ENVIRONMENT = os.environ | {
 }
 LOCAL = ("--profile", "workflow/profiles/local")
 TABLE = "results/metrics.json"  #: target of the job that writes tables, for tests that check no figure
+
+
+class RunningCommand(subprocess.Popen[AnyStr]):
+    """A running command. If the test fails, the command is killed, because it may never end."""
+
+    @override
+    def __exit__(self, kind: Any, *others: Any) -> None:
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, *others)
 
 
 class Project:
@@ -53,6 +66,30 @@ class Project:
         )
         return process.stdout
 
+    def start_command(self, *command: str, **options: Any) -> RunningCommand[Any]:
+        """Start a command in its own process group, without waiting for its end."""
+        return RunningCommand(command, cwd=self.folder, env=ENVIRONMENT, process_group=0, **options)
+
+    def fedpipe(self, *arguments: str, check: bool = True) -> str:
+        """Run a command that only reads in a fork of this process, which has imported PyTorch. Return its output.
+
+        The fork has the code of this process, so it does not know edits of the package in the clone.
+        """
+        output = self.folder.parent / "output"
+
+        def run_command_line() -> None:
+            os.chdir(self.folder)
+            sys.argv = ["fedpipe", *arguments]
+            with output.open("w") as stream, redirect_stdout(stream), redirect_stderr(stream):
+                app.main()
+
+        fork = multiprocessing.get_context("fork").Process(target=run_command_line)
+        fork.start()
+        fork.join()
+        printed = output.read_text()
+        assert not check or fork.exitcode == 0, f"fedpipe {' '.join(arguments)} ended with {fork.exitcode}:\n{printed}"
+        return printed
+
     def snakemake(self, *arguments: str, check: bool = True) -> str:
         return self.run("snakemake", *(arguments or ("all",)), *LOCAL, check=check)
 
@@ -60,12 +97,15 @@ class Project:
         self.run("git", "add", "-A")
         self.run("git", "commit", "-qm", message)
 
+    def write(self, params: dict[str, Any], name: str = "params.yaml") -> None:
+        studies.write(params, self.folder, name)
+
     def edit(self, **sections: dict[str, Any]) -> None:
         """Merge sections into params.yaml."""
         params = yaml.safe_load((self.folder / "params.yaml").read_text())
         for name, section in sections.items():
             params[name] = params.get(name, {}) | section
-        studies.write(params, self.folder)
+        self.write(params)
 
     def metrics(self) -> dict[str, Any]:
         metrics: dict[str, Any] = json.loads((self.folder / "results/metrics.json").read_text())
@@ -73,16 +113,6 @@ class Project:
 
     def hash_results(self) -> dict[str, str]:
         return studies.hash_results(self.folder / "results")
-
-
-class RunningCommand(subprocess.Popen[AnyStr]):
-    """A running command. If the test fails, the command is killed, because it may never end."""
-
-    @override
-    def __exit__(self, kind: Any, *others: Any) -> None:
-        if kind is not None:
-            self.kill()
-        super().__exit__(kind, *others)
 
 
 def wait_until(is_ready: Callable[[], bool], process: subprocess.Popen[bytes], event: str) -> None:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
-from typing import Any
 
 import pytest
 import snakemake
@@ -21,6 +20,7 @@ PROFILE = "--profile workflow/profiles/local"
 PROGRESS = "--logger-fedpipe-progress"
 LOCAL = f"{PROFILE} {PROGRESS}"
 ODD = "studies/two words (1).yaml"
+SHELL = "a {b} c;touch PWN;'d'\"e\"$f`g`"  #: a folder of these characters
 RAISES = """
 from fedpipe.algorithms.fedavg import FedAvg
 
@@ -62,22 +62,12 @@ def run_command(project: Project, *command: str, **environment: str) -> subproce
     )
 
 
-def write(project: Project, place: str, **sections: Any) -> None:
-    """Write a study of one round."""
-    path = project.folder / place
-    folder = path.parent / path.stem
-    folder.mkdir()
-    studies.write(studies.settings(rounds=1, **sections), folder)
-    (folder / "params.yaml").replace(path)
-    folder.rmdir()
-
-
 def list_segments(project: Project) -> list[Path]:
     return sorted((project.folder / "results/runs").glob("*/*/segments/*.json"))
 
 
 def test_fedpipe_run_prints_equivalent_snakemake_command(project: Project) -> None:
-    write(project, ODD)
+    project.write(studies.settings(rounds=1), ODD)
     dry = run_command(project, "fedpipe", "run", "--params", ODD, "-n", "-j", "2", "--quiet", "host")
     assert dry.returncode == 0, dry.stderr
     line = dry.stderr.splitlines()[0]
@@ -89,11 +79,21 @@ def test_fedpipe_run_prints_equivalent_snakemake_command(project: Project) -> No
 
 
 @pytest.mark.slow
-def test_fedpipe_run_suggests_show_command_after_complete_run(project: Project) -> None:
-    """The environment is not active. A dry run, a single target and a run with nothing to do suggest no command."""
-    write(project, ODD)
+def test_study_with_space_runs_in_clone_with_shell_characters_in_path(tmp_path: Path) -> None:
+    """Run from plan to figures, with a virtual environment in the clone, which is not active.
+
+    Only a complete run suggests a command. A dry run, a single target and a run with nothing to do do not.
+    """
+    project = Project(studies.copy_project(tmp_path / SHELL))
+    (project.folder / ".venv").unlink(missing_ok=True)
+    (project.folder / ".venv").symlink_to(sys.prefix)
+    project.write(studies.settings(rounds=1), ODD)
+    missing = run_command(project, "fedpipe", "show", "--params", ODD).stderr
+    command = shlex.split(missing.split("`")[1])
+    assert command == ["fedpipe", "run", "--params", ODD]
     bare = os.pathsep.join(part for part in ENVIRONMENT["PATH"].split(os.pathsep) if part != str(BIN))
-    done = run_command(project, str(BIN / "fedpipe"), "run", "--params", ODD, "-j", "1", "-v", PATH=bare)
+    python = str(project.folder / ".venv/bin/python")
+    done = run_command(project, python, "-m", *command, "-j", "1", "-v", PATH=bare)
     output = done.stderr
     assert done.returncode == 0, output
     assert output.splitlines()[0].endswith(f"snakemake all --config 'params={ODD}' {PROFILE} --cores 1")
@@ -106,6 +106,8 @@ def test_fedpipe_run_suggests_show_command_after_complete_run(project: Project) 
     assert f" {table}," in line
     shown = run_command(project, *shlex.split(show))
     assert shown.stdout.startswith((project.folder / table).read_text())
+    assert "1 done" in project.fedpipe("status", "--params", ODD)
+    assert "are as recorded" in project.fedpipe("verify", "--rerun", "0", "--params", ODD)
     curves = project.folder / table.replace("tables/results.md", "figures/curves.svg")
     curves.unlink()
     other = ("--config", f"params={ODD}", *PROFILE.split())
@@ -119,6 +121,7 @@ def test_fedpipe_run_suggests_show_command_after_complete_run(project: Project) 
         assert done.returncode == 0
         assert "fedpipe: " not in done.stderr
     assert "Nothing to be done" in done.stdout + done.stderr
+    assert not [path for path in tmp_path.rglob("PWN*") if path != project.folder]
 
 
 def run_in_terminal(project: Project, *command: str) -> list[str]:
@@ -130,12 +133,8 @@ def run_in_terminal(project: Project, *command: str) -> list[str]:
 @pytest.mark.slow
 def test_fedpipe_run_prints_one_line_per_job_and_error_in_last_line(project: Project) -> None:
     (project.folder / "own.py").write_text(RAISES)
-    write(
-        project,
-        "params.yaml",
-        algorithms={"fedavg": {}, "broken": {"algorithm": "own.Broken"}},
-        study={"algorithms": ["broken", "fedavg"]},
-    )
+    study = studies.settings(("broken", "fedavg"), 1, algorithms={"broken": {"algorithm": "own.Broken"}})
+    project.write(study)
     planned = run_command(project, "fedpipe", "run", "-n").stdout.splitlines()
     assert planned[0] == "2 of 2 runs to do, 8 jobs"
     work = sorted(line.split("  ")[1] for line in planned[1:])
@@ -166,6 +165,7 @@ def test_fedpipe_run_prints_one_line_per_job_and_error_in_last_line(project: Pro
     complete = (project.folder / lines[-3].removeprefix("1 job failed. Complete log: ")).read_text()
     assert count_jobs(complete)["segment"] == 2
     assert "Error in rule segment" in complete
+    row = check_show_of_failed_run(project, project.folder / log_of_job)
 
     project.edit(study={"algorithms": ["fedavg"]})
     lines = run_in_terminal(project, "fedpipe", "run")
@@ -174,10 +174,41 @@ def test_fedpipe_run_prints_one_line_per_job_and_error_in_last_line(project: Pro
         f"{number} of 3  {line.split('  ')[1].split(' (')[0]}" for number, line in enumerate(lines[3:-1], 1)
     ]
     assert lines[-1].startswith("fedpipe: done. "), lines
+    assert row in project.fedpipe("show").splitlines(), "a study without the failed algorithm shows the same row"
     assert run_in_terminal(project, "fedpipe", "run")[2:] == [NOTHING_TO_BE_DONE_MSG]
     verbose = run_command(project, "fedpipe", "run", "-v", "-n", "--forcerun", "table")
     assert verbose.stderr.splitlines()[0] == f"snakemake all {PROFILE} -n --forcerun table"
     assert "rule table:" in verbose.stdout
+
+    project.edit(study={"algorithms": ["fedavg", "broken"]})
+    assert run_command(project, "fedpipe", "run").returncode == 1
+    shown = project.fedpipe("show", check=False)
+    assert "PARTIAL" in shown
+    assert "results/tables/results.md belongs to an earlier plan. Type `fedpipe run`" in shown
+
+
+def check_show_of_failed_run(project: Project, log: Path) -> str:
+    """Check that `status` and `show` print the error of the failed run. Return the row of the complete run."""
+
+    def list_written_files() -> list[Path]:
+        return sorted(path for path in project.folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+
+    output = project.fedpipe("status")
+    assert "RuntimeError: as meant" in output
+    assert "2 runs (1 done, 1 failed)" in output, "an independent run continues"
+    before = list_written_files()
+    shown = project.fedpipe("show", check=False)
+    (row,) = (line for line in shown.splitlines() if line.startswith("| FedAvg"))
+    assert ": 2 runs (1 done, 1 failed)" in shown
+    assert "| broken" not in shown
+    (message,) = (line for line in shown.splitlines() if line.startswith("broken seed 0: segment failed: "))
+    assert "(RuntimeError: as meant)" in message
+    assert message.endswith(f" ({log.relative_to(project.folder)})")
+    last_line = shown.splitlines()[-1]
+    assert last_line.startswith("fedpipe: results/tables/results.md is missing")
+    assert "`fedpipe run`" in last_line
+    assert list_written_files() == before
+    return row
 
 
 @pytest.mark.slow
@@ -192,7 +223,7 @@ def test_ctrl_c_stops_fedpipe_run_and_same_command_resumes(project: Project) -> 
     """The algorithm sends SIGINT to all processes of the command after its second round, like a terminal."""
     (project.folder / "own.py").write_text(INTERRUPTS)
     study = studies.settings(algorithms={"fedavg": {"algorithm": "own.Interrupted"}}, rounds=3)
-    studies.write(study, project.folder)
+    project.write(study)
     output = subprocess.run(
         ["bash", "-c", "GROUP=$$ exec fedpipe run"],
         cwd=project.folder,
@@ -207,7 +238,7 @@ def test_ctrl_c_stops_fedpipe_run_and_same_command_resumes(project: Project) -> 
     assert "fedpipe: Snakemake ended before all jobs were done" in output.stderr
     assert "failed" not in output.stderr
     assert "ERROR" not in output.stderr
-    stopped = project.run("fedpipe", "status")
+    stopped = project.fedpipe("status")
     assert stopped.startswith("1 run (1 stopped), 1 of 3 rounds"), stopped
     assert "failed" not in stopped
     (records,) = (project.folder / ".snakemake/fedpipe/jobs").glob("*.jsonl")
@@ -217,7 +248,7 @@ def test_ctrl_c_stops_fedpipe_run_and_same_command_resumes(project: Project) -> 
         ("job_error", True),
     ]
     project.run("fedpipe", "run")
-    assert project.run("fedpipe", "status").startswith("1 run (1 done), 3 of 3 rounds")
+    assert project.fedpipe("status").startswith("1 run (1 done), 3 of 3 rounds")
 
 
 @pytest.mark.parametrize(
