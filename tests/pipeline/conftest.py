@@ -52,19 +52,20 @@ class Project:
 
     def run(self, *command: str, check: bool = True) -> str:
         """Run a command. Return its standard output and error together."""
-        process = subprocess.run(
-            command,
-            cwd=self.folder,
-            env=ENVIRONMENT,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        process = self._run(command, ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         assert not check or process.returncode == 0, (
             f"{' '.join(command)} ended with {process.returncode}:\n{process.stdout}"
         )
         return process.stdout
+
+    def capture(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run a command in a changed environment, with separate standard output and error."""
+        return self._run(command, ENVIRONMENT | environment, capture_output=True)
+
+    def _run(
+        self, command: tuple[str, ...], environment: dict[str, str], **options: Any
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, cwd=self.folder, env=environment, stdin=subprocess.DEVNULL, text=True, **options)
 
     def start_command(self, *command: str, **options: Any) -> RunningCommand[Any]:
         """Start a command in its own process group, without waiting for its end."""
@@ -79,6 +80,7 @@ class Project:
 
         def run_command_line() -> None:
             os.chdir(self.folder)
+            os.environ |= ENVIRONMENT
             sys.argv = ["fedpipe", *arguments]
             with output.open("w") as stream, redirect_stdout(stream), redirect_stderr(stream):
                 app.main()

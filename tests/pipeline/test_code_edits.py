@@ -278,11 +278,11 @@ def test_commands_warn_about_results_of_other_commit(project: Project) -> None:
     project.run("dvc", "checkout", "-q")
     project.run("git", "checkout", "-q", "two")
     overtaken = "params.yaml or code has changed since these results were made"
-    assert overtaken in project.run("fedpipe", "show")
-    assert overtaken in project.run("fedpipe", "trace", "results/tables/results.md", "fedavg.global-on-global")
-    assert overtaken in project.run("fedpipe", "compare", "two")
+    assert overtaken in project.fedpipe("show")
+    assert overtaken in project.fedpipe("trace", "results/tables/results.md", "fedavg.global-on-global")
+    assert overtaken in project.fedpipe("compare", "two")
     loading = ("python", "-c", "import fedpipe; fedpipe.load('params.yaml')")
     assert "params.yaml" in project.run(*loading, check=False).splitlines()[-1]
     assert NOTHING not in project.run("fedpipe", "run")
     assert project.metrics() == second
-    assert overtaken not in project.run("fedpipe", "show")
+    assert overtaken not in project.fedpipe("show")

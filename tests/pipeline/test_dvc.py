@@ -143,7 +143,7 @@ def test_dvc_page_steps_merge_two_branches_with_results(project: Project) -> Non
 
     merge, *rest = taken.splitlines()
     assert "CONFLICT (modify/delete): results/keys/fedprox.json" in project.run(*merge.split(), check=False)
-    studies.write(small, project.folder)  # manual merge: the methods of main, the mu of louder
+    project.write(small)  # manual merge: the methods of main, the mu of louder
     project.edit(study={"algorithms": ["fedavg", "feddw"]}, algorithms={"feddw": {"mu": 50.0}})
     project.run("bash", "-ec", "\n".join(rest))
     repro, *commit = recorded.splitlines()

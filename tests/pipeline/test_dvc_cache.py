@@ -94,7 +94,7 @@ def test_report_without_provenance_records_is_rebuilt(project: Project) -> None:
 
 def test_concurrent_dvc_repro_and_killed_dvc_pull_damage_no_file(project: Project, tmp_path: Path) -> None:
     """At least one of two `dvc repro` succeeds. A second `dvc pull` completes a killed one."""
-    studies.write(studies.settings(("scaffold",), 1), project.folder)  # clients have states
+    project.write(studies.settings(("scaffold",), 1))  # clients have states
     project.commit()
     both = [project.start_command("dvc", "repro", **OUTPUT) for _ in range(2)]
     printed = [process.communicate()[0] for process in both]

@@ -12,7 +12,7 @@ import yaml
 
 from fedpipe.core.storage.layout import RunFiles
 from tests import small_studies as studies
-from tests.pipeline.conftest import ENVIRONMENT, LOCAL, TABLE, Project, count_jobs, wait_until
+from tests.pipeline.conftest import LOCAL, TABLE, Project, count_jobs, wait_until
 
 NOTHING = "Nothing to be done"
 
@@ -234,12 +234,6 @@ def test_parsing_snakefile_imports_no_torch(project: Project) -> None:
     poison = project.folder / "poison"
     poison.mkdir()
     (poison / "torch.py").write_text("raise SystemExit('torch was imported')")
-    done = subprocess.run(
-        ["snakemake", "-n", "all"],
-        cwd=project.folder,
-        env=ENVIRONMENT | {"PYTHONPATH": str(poison)},
-        capture_output=True,
-        text=True,
-    )
+    done = project.capture("snakemake", "-n", "all", PYTHONPATH=str(poison))
     assert done.returncode == 0, done.stderr
     assert Path(project.folder, "results/plan.json").exists()

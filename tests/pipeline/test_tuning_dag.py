@@ -93,7 +93,7 @@ def test_killed_search_resumes_with_same_winners(project: Project) -> None:
     project.edit(study={"algorithms": ["fedprox"]}, tune={"sampler": "tpe"}, federation={"rounds": 2})
     project.snakemake("runs")
     rungs, hashes = read_rungs(project), project.hash_results()
-    project.edit(execution={"rounds_per_job": 1, "clients_per_job": 3})
+    project.edit(execution={"rounds_per_job": 1, "clients_per_job": 5})
     kill_search_after_first_rung(project)
     project.snakemake("runs")
     assert read_rungs(project) == rungs
