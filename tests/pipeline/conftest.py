@@ -72,9 +72,9 @@ class Project:
         return RunningCommand(command, cwd=self.folder, env=ENVIRONMENT, process_group=0, **options)
 
     def fedpipe(self, *arguments: str, check: bool = True) -> str:
-        """Run a command that only reads in a fork of this process, which has imported PyTorch. Return its output.
+        """Run a command in a fork of this process, which has imported PyTorch. Return its output.
 
-        The fork has the code of this process, so it does not know edits of the package in the clone.
+        The fork has the code of this process. Use `run` after edits of the package, and for commands that write a plan.
         """
         output = self.folder.parent / "output"
 

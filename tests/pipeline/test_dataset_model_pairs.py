@@ -4,7 +4,6 @@ The samples are real if the mirror of FEDPIPE_MIRROR has the data set. Otherwise
 classes, in an .npz or Parquet file of a local mirror (tests/data has files in the published formats).
 """
 
-import json
 import os
 import re
 from pathlib import Path
@@ -22,18 +21,18 @@ from fedpipe.data.datasets.base import PublishedDataset, PublishedTexts
 from fedpipe.data.sources.fetch import MIRROR_VARIABLE
 from fedpipe.settings import loader, parser
 from tests import small_studies as studies
-from tests.pipeline.conftest import Project
+from tests.pipeline.conftest import TABLE, Project
 
 SUBSET = 300
 
 
-def list_rows() -> list[tuple[list[str], list[str]]]:
+def list_pairs() -> list[Any]:
     """List the rows of docs/custom-data.md: names of data sets, and names of models."""
     table = (
         (studies.ROOT / "docs/custom-data.md").read_text().split("| data set | samples | models")[1].split("\n\n")[0]
     )
     rows = [[re.findall(r"`(\w+)`", cell) for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
-    return [(row[0], row[2]) for row in rows if row[2]]
+    return [pytest.param(row[0], row[2], id="-".join(row[0])) for row in rows if row[2]]
 
 
 def write_small_mirror_file(source: PublishedDataset, path: Path) -> None:
@@ -76,30 +75,25 @@ def prepare_model(name: str, names: list[str], folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_dag_runs_one_round_for_each_dataset_and_model(project: Project, tmp_path: Path) -> None:
-    """Each row of the table is a study, and one DAG has all of them."""
-    rows = {}
-    for names, models in list_rows():
-        datasets = [prepare_dataset(name, tmp_path, project) for name in names]
-        networks = [prepare_model(name, names, tmp_path) for name in models]
-        params = studies.settings(
-            rounds=1,
-            dataset=datasets[0],
-            partition={"scheme": "dirichlet", "alpha": 1.0},
-            federation={
-                **{"clients": 3, "participation": 1.0, "batch_size": 32},
-                **{"optimizer": "adam", "learning_rate": 0.001},
-            },
-            study={"grid": {"dataset": datasets, "model": networks}},
-        )
-        params["model"] = networks[0]  # the study has to be valid without the grid
-        project.write(params, f"studies/rows/{names[0]}.yaml")
-        rows[f"results/studies/rows/{names[0]}/metrics.json"] = datasets, networks
-    project.snakemake(*rows, "--config", "params=studies/rows")
-    for place, (datasets, networks) in rows.items():
-        metrics = json.loads((project.folder / place).read_text())["fedavg"]
-        assert len(metrics) == len(datasets) * len(networks)
-        for found in metrics.values():
-            assert 0 <= found <= 100
+@pytest.mark.parametrize(("names", "models"), list_pairs())
+def test_dag_runs_one_round_for_each_dataset_and_model(
+    project: Project, tmp_path: Path, names: list[str], models: list[str]
+) -> None:
+    datasets = [prepare_dataset(name, tmp_path, project) for name in names]
+    networks = [prepare_model(name, names, tmp_path) for name in models]
+    params = studies.settings(
+        rounds=1,
+        dataset=datasets[0],
+        partition={"scheme": "dirichlet", "alpha": 1.0},
+        federation={"clients": 3, "participation": 1.0, "batch_size": 32, "optimizer": "adam", "learning_rate": 0.001},
+        study={"grid": {"dataset": datasets, "model": networks}},
+    )
+    params["model"] = networks[0]  # the study has to be valid without the grid
+    project.write(params)
+    project.snakemake(TABLE)
+    metrics = project.metrics()["fedavg"]
+    assert len(metrics) == len(datasets) * len(networks)
+    for found in metrics.values():
+        assert 0 <= found <= 100
     assignments = list((project.folder / "results/partitions").glob("*/assignment.parquet"))
-    assert [len(pq.read_table(path)) for path in assignments] == [SUBSET] * sum(len(row[0]) for row in rows.values())
+    assert [len(pq.read_table(path)) for path in assignments] == [SUBSET] * len(datasets)
