@@ -67,8 +67,10 @@ def run_command(*arguments: str) -> str:
     return result.output
 
 
-def write(params: dict[str, Any], folder: Path) -> None:
-    (folder / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+def write(params: dict[str, Any], folder: Path, name: str = "params.yaml") -> None:
+    path = folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(yaml.safe_dump(params, sort_keys=False))
 
 
 def prepare(params: dict[str, Any]) -> NewPlan:

@@ -157,8 +157,10 @@ class Clone(Project):
             (run.parent.name, number): times for run in runs for number, times in studies.read_round_times(run).items()
         }
 
-    def hash_runs(self) -> dict[str, str]:
-        return studies.hash_results(self.folder / "results/runs")
+    def hash_runs(self) -> dict[str, dict[str, str]]:
+        """Return the bits of each algorithm's run."""
+        runs = self.folder.glob("results/runs/*/*")
+        return {run.parent.name: bits for run in runs if (bits := studies.hash_results(run))}
 
     def describe_events(self) -> str:
         """Return the logs of commands, jobs and Slurm's daemons, and the queue."""
@@ -173,7 +175,7 @@ class Clone(Project):
 
     def prepare_study(self, params: dict[str, Any]) -> None:
         """Write a study with the data and the partition of faulty studies."""
-        studies.write(params, self.folder)
+        self.write(params)
         shutil.copytree(self._prepared_results, self.folder / "results", symlinks=True, dirs_exist_ok=True)
 
     def set_profile(self, training: dict[str, Any] | None = None, **values: Any) -> None:
@@ -188,7 +190,7 @@ class Clone(Project):
 def prepared_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Results with the data and the partition of faulty studies, made once in each process."""
     project = Project(studies.copy_project(tmp_path_factory.mktemp("prepared") / "project"))
-    studies.write(studies.settings(("fedavg",), ROUNDS), project.folder)
+    project.write(studies.settings(("fedavg",), ROUNDS))
     project.snakemake("partitions")
     return project.folder / "results"
 
@@ -214,18 +216,13 @@ def faulty_study(*labels: str) -> dict[str, Any]:
     return params
 
 
-@pytest.fixture
-def reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """``reference(params)`` computes the bits of a study's runs without jobs."""
-
-    def compute(params: dict) -> dict[str, str]:
-        folder = tmp_path / "reference"
-        folder.mkdir()
-        (folder / "hurry").touch()
-        monkeypatch.syspath_prepend(Path(__file__).parent)
-        return studies.compute_reference(params, folder)
-
-    return compute
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The bits of FedAvg without jobs. All runs of faulty_algorithms.py have them."""
+    folder = tmp_path_factory.mktemp("reference")
+    studies.compute_reference(studies.settings(("fedavg",), ROUNDS), folder)
+    (run,) = folder.glob("results/runs/fedavg/*")
+    return studies.hash_results(run)
 
 
 def count_submissions(output: str) -> int:

@@ -63,7 +63,7 @@ def test_preempted_cancelled_and_failed_jobs_resume(clone: Clone, reference) -> 
     output = clone.wait_for(running)
     assert "'CANCELLED'" in output
     assert "'NODE_FAIL'" in output
-    assert clone.hash_runs() == reference(params)
+    assert clone.hash_runs() == dict.fromkeys(params["algorithms"], reference)
     assert done.items() <= clone.read_round_times().items(), "rounds were repeated"
 
 
@@ -85,7 +85,7 @@ def test_job_over_time_limit_resumes_in_next_job(clone: Clone, reference) -> Non
     done = clone.read_round_times()
     clone.skip_delays()
     clone.wait_for(running)
-    assert clone.hash_runs() == reference(params)
+    assert clone.hash_runs() == dict.fromkeys(params["algorithms"], reference)
     assert done.items() <= clone.read_round_times().items()
 
 
@@ -107,7 +107,7 @@ def test_jobs_survive_slurm_outage_longer_than_its_memory(clone: Clone, referenc
     assert output.count("Slurm has no record of this job, and its output files are missing") == 1
     assert count_submissions(output) == 3, "two segments, one of them twice"
     assert done.items() <= clone.read_round_times().items()
-    assert clone.hash_runs() == reference(params)
+    assert clone.hash_runs() == dict.fromkeys(params["algorithms"], reference)
     assert "Nothing to be done" in clone.run_on_slurm("snakemake", "--profile", "slurm", "runs")
 
 
@@ -151,11 +151,10 @@ def test_runs_resume_after_snakemake_is_interrupted_or_killed(clone: Clone, refe
 
     running = clone.start(*RUNS)
     clone.wait_until(
-        lambda: clone.list_started_segments().keys() - {orphan},
-        "the next job completes a round next to the first",
+        lambda: clone.list_started_segments().keys() - {orphan}, "the next job completes a round next to the first"
     )
     clone.skip_delays()
     clone.wait_for(running)
-    assert clone.hash_runs() == reference(params)
+    assert clone.hash_runs() == dict.fromkeys(params["algorithms"], reference)
     assert done.items() <= clone.read_round_times().items()
     assert "Nothing to be done" in clone.run_on_slurm("snakemake", "--profile", "slurm", "runs")

@@ -5,24 +5,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
+GENERATED = {"algorithms", "cli", "datasets", "models", "partitions", "settings"}  #: pages of `fedpipe docs`
 PAGES = (
-    *("README.md", "CONTRIBUTING.md", "docs/dvc.md", "docs/cluster.md", "docs/pfllib.md", "docs/callbacks.md"),
-    *("docs/studies.md", "docs/papers.md", "docs/tutorial.md", "docs/python.md", "docs/architecture.md"),
-    *(
-        "docs/install.md",
-        "docs/protocols.md",
-        "docs/diagnostics.md",
-        "docs/custom-model.md",
-        "docs/pretrained.md",
-        "docs/custom-algorithm.md",
-    ),
-    *("docs/custom-data.md", "docs/concepts.md", "docs/switching.md", "docs/check-method.md", "docs/README.md"),
-    "docs/outputs.md",
-    "docs/tuning.md",
-    "docs/trackers.md",
-    "docs/all-methods.md",
-    "docs/tuned-methods.md",
-    "docs/readings.md",
+    *("README.md", "CONTRIBUTING.md"),
+    *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")) if path.stem not in GENERATED),
 )
 LISTINGS = ("Files and folders",)  #: sections with indented blocks that are not commands
 

@@ -1,8 +1,7 @@
 """docs/all-methods.md matches its stored numbers, its study, and the registered methods."""
 
-import importlib.util
+import importlib
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -17,14 +16,10 @@ from tests.analysis.conftest import finish
 from tests.small_studies import ROOT
 
 
-@pytest.fixture(scope="module")
-def program() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("all_methods", ROOT / "benchmarks/all_methods.py")
-    assert spec
-    assert spec.loader
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("all_methods")
 
 
 def test_all_methods_tables_match_stored_numbers(program: ModuleType) -> None:

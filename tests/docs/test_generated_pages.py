@@ -48,14 +48,8 @@ class Child(Parent):
     second: str = "so"
 
 
-@pytest.mark.parametrize("kind", component.COMPONENT_KINDS, ids=lambda kind: kind.plural)
-def test_components_page_is_up_to_date(kind: component.ComponentKind) -> None:
-    assert (ROOT / f"docs/{kind.plural}.md").read_text() == pages.render_components_page(kind), "type `make docs`"
-
-
-def test_settings_page_is_up_to_date_and_has_every_key() -> None:
-    page = (ROOT / "docs/settings.md").read_text()
-    assert page == pages.render_settings_page(), "type `make docs`"
+def test_settings_page_has_every_key() -> None:
+    page = pages.render_settings_page()
     for name, field in params.Params.model_fields.items():
         section = page.partition(f"## {field.alias or name}\n")[2].partition("\n## ")[0]
         assert section, name
@@ -91,9 +85,8 @@ def test_settings_page_marks_required_keys_and_names_default_components() -> Non
         assert f" names one of [these]({plural}.md), by default [{default}]({plural}.md#{default})." in page
 
 
-def test_commands_page_is_up_to_date_and_has_every_option() -> None:
-    page = (ROOT / "docs/cli.md").read_text()
-    assert page == pages.render_commands_page(), "type `make docs`"
+def test_commands_page_has_every_option() -> None:
+    page = pages.render_commands_page()
     group = get_group(app)
     for name, command in group.commands.items():
         section = page.partition(f"### `fedpipe {name}`\n")[2].partition("\n#")[0]
@@ -106,7 +99,7 @@ def test_commands_page_is_up_to_date_and_has_every_option() -> None:
     assert "--help`:" not in page
 
 
-def test_docs_command_writes_all_pages_and_needs_docs_folder(in_empty_folder: Path) -> None:
+def test_pages_are_those_of_docs_command_which_needs_docs_folder(in_empty_folder: Path) -> None:
     with pytest.raises(SettingsError, match=r"^docs: "):
         run_command("docs")
     (in_empty_folder / "docs").mkdir()

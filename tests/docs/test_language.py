@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs import messages
+from tests.docs.page_blocks import PAGES
 from tests.small_studies import ROOT
 
 PACKAGE = ROOT / "fedpipe"
@@ -33,12 +34,9 @@ BANNED_IN_NAMES = re.compile(
     r"_(?:what|who|whom|whoever|nobody|told|tells|said|says|lies|stands|refuses|refused)(?:_|$)"
 )
 SEMICOLONS_PER_1000_WORDS = 2
-GENERATED_PAGES = {"algorithms", "datasets", "models", "partitions", "settings"}  #: from docstrings, which are tested
 FOLDERS = [*sorted(f"fedpipe/{path.parent.name}" for path in PACKAGE.glob("*/__init__.py")), "benchmarks", "tests"]
-WRITTEN_PAGES = [
-    *("README.md", "CONTRIBUTING.md", "benchmarks/RESULTS.md"),
-    *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")) if path.stem not in GENERATED_PAGES),
-]
+#: The docstrings of the other generated pages are tested.
+WRITTEN_PAGES = [*PAGES, "docs/cli.md", "benchmarks/RESULTS.md"]
 
 
 def read_prose(path: Path) -> Iterator[tuple[int, str]]:

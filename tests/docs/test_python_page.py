@@ -23,14 +23,7 @@ CODE = re.findall(r"`([^`]+)`", PAGE)
 LISTED_NAMES = {name for text in CODE for name in re.findall(r"^(?:self\.net\.)?(\w+)(?:\(|$)", text)}
 #: Names for the engine, which a custom algorithm does not use or define.
 ENGINE_NAMES = {
-    Algorithm: {
-        "bind",
-        "bind_round",
-        "net",
-        "federation",
-        "pinned_file",
-        "list_hashed_code",
-    },
+    Algorithm: {"bind", "bind_round", "net", "federation", "pinned_file", "list_hashed_code"},
     FunctionalNetwork: {"make_initial_model", "copy_for_thread"},
 }
 

@@ -23,7 +23,6 @@ from tests.docs.page_blocks import PAGES, ROOT, blocks, commands, inline, read
 
 GROUP: Any = get_command(app.app)
 ALGORITHMS = registry.list_components(component.ALGORITHM)
-MOVED = ("Server optimizers", "Learning-rate schedules, local steps and clipping")  #: sections of docs/studies.md
 STUDIES = [
     block
     for page in (
@@ -31,7 +30,7 @@ STUDIES = [
         *("docs/concepts.md", "docs/switching.md", "docs/tuning.md"),
     )
     for block in blocks(page)
-    if block.language == "yaml" and (page != "docs/studies.md" or block.section in MOVED)
+    if block.language == "yaml"
 ]
 RESULTS = "benchmarks/RESULTS.md"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -77,22 +76,24 @@ def test_code_blocks_have_known_languages() -> None:
     assert {block.language for block in blocks("docs/install.md")} == {""}
     assert {block.language for block in blocks("CONTRIBUTING.md")} == {"", "python"}
     assert {block.language for block in blocks("docs/tuning.md")} == {"", "yaml"}
-    assert len(STUDIES) == 12
+    assert len(STUDIES) == 23
 
 
 @pytest.mark.parametrize("block", STUDIES, ids=lambda block: block.section)
 def test_study_of_page_is_planned_as_written(folder: Path, block: Any) -> None:
     Path("params.yaml").write_text(block.text)
-    study = yaml.safe_load(block.text)
-    if "path" in study.get("dataset", {}):
+    settings = yaml.safe_load(block.text)
+    study = settings.get("study", {})
+    if "path" in settings.get("dataset", {}):
         run_fedpipe("download")
         declared = Path("params.yaml").read_text()
         assert re.sub(r"  sha256: [0-9a-f]{64}\n", "", declared) == block.text, "the command adds only the SHA-256"
     planned = [line.split()[0] for line in run_fedpipe("plan", "--dry-run").splitlines()]
-    assert list(dict.fromkeys(planned)) == study.get("study", {}).get("algorithms", ["fedavg"])
-    if "algorithms.feddw.mu" in study.get("study", {}).get("grid", {}):
-        assert planned.count("fedavg") == 5 * 2, "mu does not multiply FedAvg's runs"
-        assert planned.count("feddw") == 5 * 2 * 2
+    assert list(dict.fromkeys(planned)) == study.get("algorithms", ["fedavg"])
+    if "algorithms.feddw.mu" in (grid := study.get("grid", {})):
+        points = len(study.get("seeds", [0])) * len(grid["partition.alpha"])
+        assert planned.count("fedavg") == points, "mu does not multiply FedAvg's runs"
+        assert planned.count("feddw") == points * len(grid["algorithms.feddw.mu"])
 
 
 def test_method_without_entry_equals_method_with_empty_entry(folder: Path) -> None:

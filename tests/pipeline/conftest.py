@@ -1,6 +1,7 @@
 """Real snakemake, dvc and git in a copy of the project."""
 
 import json
+import multiprocessing
 import os
 import re
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, AnyStr
 
@@ -15,6 +17,7 @@ import pytest
 import yaml
 from typing_extensions import override
 
+from fedpipe.cli import app
 from tests import small_studies as studies
 
 BIN = Path(sys.executable).parent
@@ -31,50 +34,6 @@ LOCAL = ("--profile", "workflow/profiles/local")
 TABLE = "results/metrics.json"  #: target of the job that writes tables, for tests that check no figure
 
 
-class Project:
-    """A clone of the project, and the commands that users type in it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def run(self, *command: str, check: bool = True) -> str:
-        """Run a command. Return its standard output and error together."""
-        process = subprocess.run(
-            command,
-            cwd=self.folder,
-            env=ENVIRONMENT,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        assert not check or process.returncode == 0, (
-            f"{' '.join(command)} ended with {process.returncode}:\n{process.stdout}"
-        )
-        return process.stdout
-
-    def snakemake(self, *arguments: str, check: bool = True) -> str:
-        return self.run("snakemake", *(arguments or ("all",)), *LOCAL, check=check)
-
-    def commit(self, message: str = "a study") -> None:
-        self.run("git", "add", "-A")
-        self.run("git", "commit", "-qm", message)
-
-    def edit(self, **sections: dict[str, Any]) -> None:
-        """Merge sections into params.yaml."""
-        params = yaml.safe_load((self.folder / "params.yaml").read_text())
-        for name, section in sections.items():
-            params[name] = params.get(name, {}) | section
-        studies.write(params, self.folder)
-
-    def metrics(self) -> dict[str, Any]:
-        metrics: dict[str, Any] = json.loads((self.folder / "results/metrics.json").read_text())
-        return metrics
-
-    def hash_results(self) -> dict[str, str]:
-        return studies.hash_results(self.folder / "results")
-
-
 class RunningCommand(subprocess.Popen[AnyStr]):
     """A running command. If the test fails, the command is killed, because it may never end."""
 
@@ -83,6 +42,79 @@ class RunningCommand(subprocess.Popen[AnyStr]):
         if kind is not None:
             self.kill()
         super().__exit__(kind, *others)
+
+
+class Project:
+    """A clone of the project, and the commands that users type in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def run(self, *command: str, check: bool = True) -> str:
+        """Run a command. Return its standard output and error together."""
+        process = self._run(command, ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        assert not check or process.returncode == 0, (
+            f"{' '.join(command)} ended with {process.returncode}:\n{process.stdout}"
+        )
+        return process.stdout
+
+    def capture(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run a command in a changed environment, with separate standard output and error."""
+        return self._run(command, ENVIRONMENT | environment, capture_output=True)
+
+    def _run(
+        self, command: tuple[str, ...], environment: dict[str, str], **options: Any
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, cwd=self.folder, env=environment, stdin=subprocess.DEVNULL, text=True, **options)
+
+    def start_command(self, *command: str, **options: Any) -> RunningCommand[Any]:
+        """Start a command in its own process group, without waiting for its end."""
+        return RunningCommand(command, cwd=self.folder, env=ENVIRONMENT, process_group=0, **options)
+
+    def fedpipe(self, *arguments: str, check: bool = True) -> str:
+        """Run a command in a fork of this process, which has imported PyTorch. Return its output.
+
+        The fork has the code of this process. Use `run` after edits of the package, and for commands that write a plan.
+        """
+        output = self.folder.parent / "output"
+
+        def run_command_line() -> None:
+            os.chdir(self.folder)
+            os.environ |= ENVIRONMENT
+            sys.argv = ["fedpipe", *arguments]
+            with output.open("w") as stream, redirect_stdout(stream), redirect_stderr(stream):
+                app.main()
+
+        fork = multiprocessing.get_context("fork").Process(target=run_command_line)
+        fork.start()
+        fork.join()
+        printed = output.read_text()
+        assert not check or fork.exitcode == 0, f"fedpipe {' '.join(arguments)} ended with {fork.exitcode}:\n{printed}"
+        return printed
+
+    def snakemake(self, *arguments: str, check: bool = True) -> str:
+        return self.run("snakemake", *(arguments or ("all",)), *LOCAL, check=check)
+
+    def commit(self, message: str = "a study") -> None:
+        self.run("git", "add", "-A")
+        self.run("git", "commit", "-qm", message)
+
+    def write(self, params: dict[str, Any], name: str = "params.yaml") -> None:
+        studies.write(params, self.folder, name)
+
+    def edit(self, **sections: dict[str, Any]) -> None:
+        """Merge sections into params.yaml."""
+        params = yaml.safe_load((self.folder / "params.yaml").read_text())
+        for name, section in sections.items():
+            params[name] = params.get(name, {}) | section
+        self.write(params)
+
+    def metrics(self) -> dict[str, Any]:
+        metrics: dict[str, Any] = json.loads((self.folder / "results/metrics.json").read_text())
+        return metrics
+
+    def hash_results(self) -> dict[str, str]:
+        return studies.hash_results(self.folder / "results")
 
 
 def wait_until(is_ready: Callable[[], bool], process: subprocess.Popen[bytes], event: str) -> None:

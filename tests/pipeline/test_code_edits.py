@@ -39,7 +39,7 @@ def write_study(project: Project, rounds: int = 2, own: bool = True) -> None:
         params["algorithms"]["near"] = {"algorithm": "own.Near", "mu": 0.5}
         (project.folder / "own.py").write_text(OWN)
         (project.folder / "helper.py").write_text(HELPER)
-    studies.write(params, project.folder)
+    project.write(params)
 
 
 def replace(project: Project, name: str, old: str, new: str) -> None:
@@ -64,6 +64,7 @@ def count_segments(printed: str) -> Counter[str]:
     return Counter(re.findall(r"^    output: results/runs/(\w+)/\w+/segments/", printed, flags=re.M))
 
 
+FEDAVG, FEDPROX = "fedpipe/algorithms/fedavg.py", "fedpipe/algorithms/fedprox.py"
 PULL = "self.mu)"  #: part of the proximal term of FedProx
 
 
@@ -74,9 +75,7 @@ def test_run_keys_depend_on_code_of_components(project: Project) -> None:
     replace(project, "helper.py", "UNUSED = 1", "UNUSED = 2  # unused")
     (project.folder / "other.py").write_text("FACTOR = 3\n")
     assert read_keys(project) == first
-    replace(
-        project, "fedpipe/algorithms/fedavg.py", 'uploads.mean("model")', 'uploads.with_equal_weights().mean("model")'
-    )
+    replace(project, FEDAVG, 'uploads.mean("model")', 'uploads.with_equal_weights().mean("model")')
     second = read_keys(project)
     assert list_changed(first, second) == {"fedavg", "fedprox", "near"}
     replace(project, "fedpipe/models/mlp.py", "nn.ReLU()", "nn.Tanh()")
@@ -88,7 +87,7 @@ def test_code_edit_reruns_only_runs_that_depend_on_it(project: Project) -> None:
     (project.folder / "helper.py").write_text(OPTIONAL)
     assert count_segments(project.snakemake("runs")) == {"fedavg": 1, "fedprox": 1, "near": 1}
     bits = project.hash_results()
-    replace(project, "fedpipe/algorithms/fedprox.py", "from __future__", "# a comment\nfrom __future__")
+    replace(project, FEDPROX, "from __future__", "# a comment\nfrom __future__")
     assert NOTHING in project.snakemake("runs")
 
     # edit a constant in a module that the custom module imports
@@ -99,11 +98,11 @@ def test_code_edit_reruns_only_runs_that_depend_on_it(project: Project) -> None:
     assert bits.items() < project.hash_results().items(), "the earlier results are kept"
 
     # edit FedProx, from which the custom method derives
-    replace(project, "fedpipe/algorithms/fedprox.py", PULL, f"100 * {PULL}")
+    replace(project, FEDPROX, PULL, f"100 * {PULL}")
     assert count_segments(project.snakemake("runs")) == {"fedprox": 1, "near": 1}
 
     # revert the edits, so that the earlier runs are reused
-    replace(project, "fedpipe/algorithms/fedprox.py", f"100 * {PULL}", PULL)
+    replace(project, FEDPROX, f"100 * {PULL}", PULL)
     replace(project, "helper.py", "FACTOR = 2.5", "FACTOR = 1.5")
     assert NOTHING in project.snakemake("runs")
 
@@ -113,7 +112,7 @@ def test_code_edit_reruns_only_runs_that_depend_on_it(project: Project) -> None:
     (project.folder / "local_settings.py").unlink()
 
     # edit and add rounds: no run mixes two versions of an algorithm
-    replace(project, "fedpipe/algorithms/fedprox.py", PULL, f"3 * {PULL}")
+    replace(project, FEDPROX, PULL, f"3 * {PULL}")
     project.edit(federation={"rounds": 3})
     project.snakemake(TABLE)
     for label, rounds in (("fedavg", [2, 3]), ("fedprox", [2, 2, 3])):
@@ -132,7 +131,7 @@ def test_readme_steps_for_new_algorithm_use_edited_code(project: Project) -> Non
     params["algorithms"]["near"] = {"algorithm": "own.Near", "mu": 0.5}
     for name, text in (("own.py", OWN), ("helper.py", HELPER)):
         (project.folder / name).write_text(text)
-    studies.write(params, project.folder)
+    project.write(params)
     project.commit()
     project.snakemake(TABLE)
     first = project.metrics()
@@ -167,7 +166,7 @@ def test_segment_rejects_code_that_changed_after_planning(project: Project) -> N
     write_study(project, own=False)
     project.snakemake("partitions")
     plan = json.loads((project.folder / "results/plan.json").read_text())
-    replace(project, "fedpipe/algorithms/fedprox.py", PULL, f"100 * {PULL}")
+    replace(project, FEDPROX, PULL, f"100 * {PULL}")
     for run in plan["runs"]:
         printed = project.run("fedpipe", "segment", run["path"], "--stop", "1", check=run["algorithm"] == "fedavg")
         message = f"run {run['key']} belongs to another version of algorithm 'fedprox'"
@@ -175,6 +174,7 @@ def test_segment_rejects_code_that_changed_after_planning(project: Project) -> N
         assert (project.folder / run["path"] / "rounds.zip").exists() == (run["algorithm"] == "fedavg")
 
 
+OPTIMIZERS, PARTITIONS = "fedpipe/engine/clients/optimizers.py", "fedpipe/data/partitions/base.py"
 STEP = "alpha=-self.learning_rate"  #: part of the SGD step
 CUTS = 'return np.searchsorted(boundaries, np.arange(count), side="right")'  #: assigns samples to clients
 OTHER_CUTS = "return np.arange(count) % len(fractions)"
@@ -188,7 +188,7 @@ def test_runs_resume_after_shared_code_edit_only_if_bits_are_equal(project: Proj
     assert "other shared code" not in table.read_text()
 
     # a refactoring: only the table is rebuilt with a note, and runs resume with more rounds
-    replace(project, "fedpipe/engine/clients/optimizers.py", STEP, "alpha=-1 * self.learning_rate")
+    replace(project, OPTIMIZERS, STEP, "alpha=-1 * self.learning_rate")
     printed = project.snakemake(TABLE)
     assert count_jobs(printed)["segment"] == 0
     assert "2 of 2 runs come from other shared code" in printed
@@ -207,15 +207,10 @@ def test_runs_resume_after_shared_code_edit_only_if_bits_are_equal(project: Proj
 
     # a change of behavior: runs do not resume, and verify reports finished runs and their partition
     before = project.hash_results()
-    replace(
-        project,
-        "fedpipe/engine/clients/optimizers.py",
-        "alpha=-1 * self.learning_rate",
-        "alpha=-2 * self.learning_rate",
-    )
-    replace(project, "fedpipe/data/partitions/base.py", CUTS, OTHER_CUTS)
+    replace(project, OPTIMIZERS, "alpha=-1 * self.learning_rate", "alpha=-2 * self.learning_rate")
+    replace(project, PARTITIONS, CUTS, OTHER_CUTS)
     verified = project.run("fedpipe", "verify", check=False)
-    replace(project, "fedpipe/data/partitions/base.py", OTHER_CUTS, CUTS)
+    replace(project, PARTITIONS, OTHER_CUTS, CUTS)
     assert verified.count("bits differ in ") == 2
     assert re.search("results/partitions/.*: .*other samples.* delete results/partitions/", verified)
     for grain in ({}, {"rounds_per_job": 1, "clients_per_job": 3}):
@@ -223,7 +218,7 @@ def test_runs_resume_after_shared_code_edit_only_if_bits_are_equal(project: Proj
         printed = project.snakemake("runs", check=False)
         assert "can't be resumed. The code that all runs share has changed since round 3" in printed
         assert {name: sha256 for name, sha256 in project.hash_results().items() if name in before} == before
-    replace(project, "fedpipe/engine/clients/optimizers.py", "alpha=-2 * self.learning_rate", STEP)
+    replace(project, OPTIMIZERS, "alpha=-2 * self.learning_rate", STEP)
     project.edit(execution={"rounds_per_job": None, "clients_per_job": None})
     assert count_jobs(project.snakemake("runs"))["segment"] == 2
 
@@ -231,12 +226,10 @@ def test_runs_resume_after_shared_code_edit_only_if_bits_are_equal(project: Proj
 def test_package_module_imported_by_method_is_shared_code(project: Project) -> None:
     (project.folder / "fedpipe/losses.py").write_text("FACTOR = 1.0\n")
     project.run("fedpipe", "new-algorithm", "my_avg")
-    code = "fedpipe/algorithms/my_avg.py"
-    replace(
-        project, code, "from fedpipe.algorithms.base", "from fedpipe.losses import FACTOR\nfrom fedpipe.algorithms.base"
-    )
+    code, imported = "fedpipe/algorithms/my_avg.py", "from fedpipe.algorithms.base"
+    replace(project, code, imported, f"from fedpipe.losses import FACTOR\n{imported}")
     replace(project, code, 'uploads.mean("model")', 'uploads.mean("model") * FACTOR')
-    studies.write(studies.settings(("my_avg",), 2), project.folder)
+    project.write(studies.settings(("my_avg",), 2))
     project.snakemake(TABLE)
     replace(project, "fedpipe/losses.py", "1.0", "0.0")
     assert "1 of 1 run comes from other shared code" in project.snakemake(TABLE)
@@ -273,7 +266,7 @@ def test_plan_rejects_outdated_or_damaged_bytecode(project: Project) -> None:
 
 def test_commands_warn_about_results_of_other_commit(project: Project) -> None:
     """The user types `git checkout` without `dvc checkout`."""
-    studies.write(studies.settings(("fedavg",), 2), project.folder)
+    project.write(studies.settings(("fedavg",), 2))
     project.commit("before")
     for tag, rate in (("one", 0.1), ("two", 0.5)):
         project.edit(federation={"learning_rate": rate})
@@ -285,11 +278,11 @@ def test_commands_warn_about_results_of_other_commit(project: Project) -> None:
     project.run("dvc", "checkout", "-q")
     project.run("git", "checkout", "-q", "two")
     overtaken = "params.yaml or code has changed since these results were made"
-    assert overtaken in project.run("fedpipe", "show")
-    assert overtaken in project.run("fedpipe", "trace", "results/tables/results.md", "fedavg.global-on-global")
-    assert overtaken in project.run("fedpipe", "compare", "two")
+    assert overtaken in project.fedpipe("show")
+    assert overtaken in project.fedpipe("trace", "results/tables/results.md", "fedavg.global-on-global")
+    assert overtaken in project.fedpipe("compare", "two")
     loading = ("python", "-c", "import fedpipe; fedpipe.load('params.yaml')")
     assert "params.yaml" in project.run(*loading, check=False).splitlines()[-1]
     assert NOTHING not in project.run("fedpipe", "run")
     assert project.metrics() == second
-    assert overtaken not in project.run("fedpipe", "show")
+    assert overtaken not in project.fedpipe("show")

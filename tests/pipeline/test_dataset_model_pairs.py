@@ -57,8 +57,8 @@ def prepare_dataset(name: str, folder: Path, project: Project) -> dict[str, Any]
     ):
         write_small_mirror_file(source, folder / source.substitute_name)
         section = parser.parse_dataset({"name": name, "mirror": str(folder)})
-    studies.write({"dataset": {"name": name, "subset": SUBSET, "mirror": section.mirror}}, project.folder)
-    assert "is stored" in project.run("fedpipe", "download")
+    project.write({"dataset": {"name": name, "subset": SUBSET, "mirror": section.mirror}})
+    assert "is stored" in project.fedpipe("download")
     found: dict[str, Any] = loader.read_params(project.folder / "params.yaml")["dataset"]
     return found
 
@@ -89,7 +89,7 @@ def test_dag_runs_one_round_for_each_dataset_and_model(
         study={"grid": {"dataset": datasets, "model": networks}},
     )
     params["model"] = networks[0]  # the study has to be valid without the grid
-    studies.write(params, project.folder)
+    project.write(params)
     project.snakemake(TABLE)
     metrics = project.metrics()["fedavg"]
     assert len(metrics) == len(datasets) * len(networks)

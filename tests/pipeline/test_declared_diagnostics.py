@@ -18,7 +18,7 @@ def test_dag_computes_all_diagnostics_and_their_edit_trains_nothing(project: Pro
         "flat": {"kind": "surface", "algorithms": ["fedavg"], "points": 3, "samples": 50},
         "plane": {"kind": "features", "algorithms": ["fedavg"], "samples": 30, "perplexity": 5},
     }
-    studies.write(params, project.folder)
+    project.write(params)
     done = count_jobs(project.snakemake("all"))
     assert (done["segment"], done["diagnostic"]) == (2, 4 + 1 + 1 + 2 + 1 + 1)
     diagnostics = project.folder / "results/diagnostics"
@@ -33,12 +33,12 @@ def test_dag_computes_all_diagnostics_and_their_edit_trains_nothing(project: Pro
     assert sorted(pq.read_table(path).num_rows for path in diagnostics.rglob("surface-*.parquet")) == [9, 25]
     assert studies.hash_results(project.folder / "results/runs") == runs
 
-    assert "Traceback" not in project.run("fedpipe", "verify", "--rerun", "0")
+    assert "Traceback" not in project.fedpipe("verify", "--rerun", "0")
     damaged = next(diagnostics.rglob("gradients-*.parquet"))
     damaged.write_bytes(damaged.read_bytes() + b"!")
-    message = project.run("fedpipe", "verify", "--rerun", "0", check=False)
+    message = project.fedpipe("verify", "--rerun", "0", check=False)
     assert f"{damaged.relative_to(project.folder)} is damaged" in message
     damaged.unlink()
     assert count_jobs(project.snakemake("all"))["diagnostic"] == 1
-    project.run("fedpipe", "verify", "--rerun", "0")
+    project.fedpipe("verify", "--rerun", "0")
     assert studies.hash_results(project.folder / "results/runs") == runs

@@ -43,7 +43,7 @@ def test_dvc_repro_records_grid(project: Project) -> None:
     params["algorithms"]["fedprox"] = {"overrides": {"federation.rounds": 2}, "protocol": "personal-on-local"}
     params["study"]["grid"] = {"environment": {"mild/1": {"partition.alpha": 10.0}, "harsh": {"partition.alpha": 0.1}}}
     params["presets"] = {"smoke": {"study.grid": {}}}
-    studies.write(params, project.folder)
+    project.write(params)
     project.commit()
     printed = project.run("dvc", "repro")
     assert count_jobs(printed)["segment"] == 4
@@ -57,13 +57,13 @@ def test_dvc_repro_records_grid(project: Project) -> None:
 @pytest.mark.slow
 def test_project_can_be_a_folder_of_another_repository(project: Project) -> None:
     """As in the repository of a paper. Experiments of DVC and `fedpipe compare` use commits of that repository."""
-    studies.write(studies.settings(rounds=1), project.folder)
+    project.write(studies.settings(rounds=1))
     (project.folder / ".git").rename(project.folder.parent / ".git")
     project.commit()
     project.run("dvc", "repro")
     project.commit("results")
     project.run("dvc", "exp", "run", "--name", "longer", "-S", "federation.rounds=2")
-    printed = project.run("fedpipe", "compare", "longer", "HEAD")
+    printed = project.fedpipe("compare", "longer", "HEAD")
     assert re.findall(r"^\| federation.rounds +\| all +\| (\d) +\| (\d) +\|$", printed, flags=re.M) == [("2", "1")]
 
 
@@ -81,7 +81,7 @@ def test_line_of_cluster_page_makes_dvc_work_without_file_locks(project: Project
         "    return flock(file, operation)\n"
         "fcntl.flock = fail_in_project\n"
     )
-    studies.write(studies.settings(rounds=1), project.folder)
+    project.write(studies.settings(rounds=1))
     project.commit()
     assert count_jobs(project.run("fedpipe", "run", "-v"))["segment"] == 1
     assert "Unable to acquire lock" in project.run("dvc", "repro", check=False)
@@ -102,9 +102,7 @@ def test_dvc_page_lines_share_results_without_the_data(project: Project) -> None
     own = project.folder / "own.npz"
     np.savez(own, x=np.random.default_rng(0).random((300, 4)), y=np.arange(300) % 3)
     (project.folder / ".git/info/exclude").write_text("own.npz\n")
-    studies.write(
-        studies.settings(rounds=1, dataset={"name": "npz", "path": "own.npz", "split": "pooled"}), project.folder
-    )
+    project.write(studies.settings(rounds=1, dataset={"name": "npz", "path": "own.npz", "split": "pooled"}))
     project.run("fedpipe", "download")
     project.run("dvc", "repro")
     project.run("dvc", "remote", "add", "-d", "store", "../store")
@@ -115,9 +113,45 @@ def test_dvc_page_lines_share_results_without_the_data(project: Project) -> None
 
     clone.run("dvc", "pull", "--allow-missing")
     assert not (clone.folder / "results/data").exists()
-    assert "| FedAvg" in clone.run("fedpipe", "show")
-    assert "Run `fedpipe download`" in clone.run("fedpipe", "plan", check=False)
+    assert "| FedAvg" in clone.fedpipe("show")
+    assert "Run `fedpipe download`" in clone.fedpipe("plan", check=False)
     shutil.copy(own, clone.folder)
     clone.run("fedpipe", "download")
     assert "Nothing to be done" in clone.snakemake("-n", "all")
-    assert "All verified: 1 run" in clone.run("fedpipe", "verify")
+    assert "All verified: 1 run" in clone.fedpipe("verify")
+
+
+@pytest.mark.slow
+def test_dvc_page_steps_merge_two_branches_with_results(project: Project) -> None:
+    """Both sides have results, and one has dropped a method."""
+    taken, recorded = [block.text for block in blocks("docs/dvc.md") if block.section == "Merge two branches"]
+    small = studies.settings(("fedavg", "fedprox", "feddw"), 2, federation={"batch_size": 20})
+    small["algorithms"] |= {"fedprox": {"mu": 0.1}, "feddw": {"mu": 1.0}}
+    project.write(small)
+    project.run("dvc", "repro")
+    project.commit()
+    project.run("git", "checkout", "-qb", "louder")
+    project.edit(algorithms={"feddw": {"mu": 50.0}, "fedprox": {"mu": 5.0}})
+    project.run("dvc", "repro")
+    project.commit("louder")
+    louder = project.metrics()
+    project.run("git", "checkout", "-q", "main")
+    project.run("dvc", "checkout", "-q")
+    project.edit(study={"algorithms": ["fedavg", "feddw"]})
+    project.run("dvc", "repro")
+    project.commit("fewer")
+
+    merge, *rest = taken.splitlines()
+    assert "CONFLICT (modify/delete): results/keys/fedprox.json" in project.run(*merge.split(), check=False)
+    project.write(small)  # manual merge: the methods of main, the mu of louder
+    project.edit(study={"algorithms": ["fedavg", "feddw"]}, algorithms={"feddw": {"mu": 50.0}})
+    project.run("bash", "-ec", "\n".join(rest))
+    repro, *commit = recorded.splitlines()
+    printed = project.run(*repro.split())
+    assert "segment" not in count_jobs(printed), "all runs exist"
+    project.run("bash", "-ec", "\n".join(commit))
+    assert project.run("git", "status", "--porcelain") == ""
+    assert len(project.run("git", "show", "-s", "--format=%P").split()) == 2
+    assert project.metrics() == {name: louder[name] for name in ("fedavg", "feddw")}
+    assert "fedprox" not in project.run("git", "ls-files", "results")
+    assert list_stages(project.run("dvc", "repro")) == ["plan"]

@@ -6,14 +6,17 @@ import shutil
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests import small_studies as studies
-from tests.pipeline.conftest import ENVIRONMENT, LOCAL, Project, count_jobs, list_stages
+from tests.pipeline.conftest import LOCAL, Project, count_jobs, list_stages
 from tests.small_studies import AS_USER
 
 pytestmark = pytest.mark.slow
+
+OUTPUT: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
 
 
 def list_damaged_files(cache: Path) -> list[str]:
@@ -34,7 +37,7 @@ def test_edited_study_does_not_change_dvc_cache(project: Project) -> None:
         pytest.skip("root may write everything, and setpriv is not installed")
     params = studies.settings(("fedavg", "fedprox"), 2)
     params["algorithms"]["fedprox"] = {"mu": 0.1}
-    studies.write(params, project.folder)
+    project.write(params)
     project.commit()
     project.run("dvc", "config", "--local", "cache.type", "hardlink")
     project.run(*AS_USER, "dvc", "repro")
@@ -80,7 +83,7 @@ def test_project_cache_type_takes_precedence_over_global_cache_type(project: Pro
 
 def test_report_without_provenance_records_is_rebuilt(project: Project) -> None:
     """An interrupted `dvc pull` leaves no records. Runs need no record, because their paths contain the run key."""
-    studies.write(studies.settings(rounds=1), project.folder)
+    project.write(studies.settings(rounds=1))
     project.snakemake()
     for record in (project.folder / "results/.provenance").rglob("*"):
         record.unlink()
@@ -89,25 +92,11 @@ def test_report_without_provenance_records_is_rebuilt(project: Project) -> None:
     assert "Nothing to be done" in project.snakemake("-n", "all")
 
 
-def start_command(project: Project, *command: str) -> subprocess.Popen[str]:
-    """Start a command in its own process group, without waiting for its end."""
-    return subprocess.Popen(
-        command,
-        cwd=project.folder,
-        env=ENVIRONMENT,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
 def test_concurrent_dvc_repro_and_killed_dvc_pull_damage_no_file(project: Project, tmp_path: Path) -> None:
     """At least one of two `dvc repro` succeeds. A second `dvc pull` completes a killed one."""
-    studies.write(studies.settings(("scaffold",), 1), project.folder)  # clients have states
+    project.write(studies.settings(("scaffold",), 1))  # clients have states
     project.commit()
-    both = [start_command(project, "dvc", "repro") for _ in range(2)]
+    both = [project.start_command("dvc", "repro", **OUTPUT) for _ in range(2)]
     printed = [process.communicate()[0] for process in both]
     assert 0 in [process.returncode for process in both], printed
     for process, text in zip(both, printed, strict=True):
@@ -120,7 +109,7 @@ def test_concurrent_dvc_repro_and_killed_dvc_pull_damage_no_file(project: Projec
 
     clone = Project(tmp_path / "clone")
     project.run("git", "clone", "-q", str(project.folder), str(clone.folder))
-    pull = start_command(clone, "dvc", "pull")
+    pull = clone.start_command("dvc", "pull", **OUTPUT)
     cache = clone.folder / ".dvc/cache/files"
     while pull.poll() is None and not any(path.is_file() for path in cache.rglob("*")):
         pass

@@ -30,7 +30,7 @@ def record(project: Project, metrics: dict[str, float], **changes: Any) -> None:
         for section in sections:
             place = place[section]
         place[key] = value
-    studies.write(params, project.folder)
+    project.write(params)
     new_plan = planner.make_plan()
     planner.write_plan(new_plan)
     contents.write_report_files(contents.build_run_key_files(new_plan))

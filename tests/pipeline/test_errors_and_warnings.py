@@ -17,10 +17,9 @@ KEPT = ["kept-on-global", "kept-on-local"]
 @pytest.mark.slow
 def test_snakemake_rejects_study_settings_in_config_options(project: Project) -> None:
     study = studies.settings(rounds=1)
-    studies.write(study, project.folder)
-    (project.folder / "params.yaml").rename(project.folder / "studies/other.yaml")
+    project.write(study, "studies/other.yaml")
     (project.folder / "mine.yaml").write_text("params: studies/other.yaml\n")
-    studies.write(study, project.folder)
+    project.write(study)
     for arguments, named in (
         (("--config", "params=params.yaml", "federation={rounds: 1}"), "'federation'"),
         (("--configfile", "studies/other.yaml"), ", ".join(f"'{section}'" for section in study)),
@@ -39,7 +38,7 @@ def test_snakemake_rejects_study_settings_in_config_options(project: Project) ->
 
 @pytest.mark.slow
 def test_snakemake_explains_unreadable_results_of_another_user(project: Project) -> None:
-    studies.write(studies.settings(rounds=1), project.folder)
+    project.write(studies.settings(rounds=1))
     project.run("fedpipe", "plan")
     folder = project.folder / "results/runs"
     folder.chmod(0)
@@ -56,7 +55,7 @@ def test_new_mirror_files_replace_generated_samples(project: Project, monkeypatc
     """Snakemake plans a study with generated samples again each time, without any edit."""
     monkeypatch.chdir(project.folder)
     monkeypatch.setattr("fedpipe.data.sources.fetch.get_cache_folder", lambda: project.folder / "cache")
-    studies.write(studies.settings(dataset={"name": "mnist", "subset": 300, "on_missing": "generate"}), project.folder)
+    project.write(studies.settings(dataset={"name": "mnist", "subset": 300, "on_missing": "generate"}))
     planner.write_plan(new_plan := planner.make_plan())
     assert [run.dataset.partition("-")[0] for run in new_plan.runs] == ["generated"]
     for file in parser.parse_dataset({"name": "mnist"}).configured_dataset.files:  # type: ignore[attr-defined]
@@ -70,35 +69,14 @@ def test_new_mirror_files_replace_generated_samples(project: Project, monkeypatc
 
 @pytest.mark.slow
 def test_snakemake_prints_plan_warnings_and_table_repeats_them(project: Project) -> None:
-    studies.write(studies.settings(("fedper", "cfl"), 1, evaluation={"protocols": KEPT}), project.folder)
+    project.write(studies.settings(("fedper", "cfl"), 1, evaluation={"protocols": KEPT}))
     assert project.snakemake(TABLE).count(WARNING) == 1
-    message = project.run("fedpipe", "show")
+    message = project.fedpipe("show")
     assert f"Warning: {WARNING.removeprefix('fedpipe: warning: ')}" in message
     assert message.index("| FedPer") < message.index("Warning: ")
+    table = (project.folder / "results/tables/results.csv").read_text()
     for algorithm, protocol in itertools.product(("fedper", "cfl"), KEPT):
-        assert (
-            f"{algorithm},{protocol},accuracy,sample,last,"
-            in (project.folder / "results/tables/results.csv").read_text()
-        )
+        assert f"{algorithm},{protocol},accuracy,sample,last," in table
     again = project.snakemake("-n", TABLE)
     assert "Nothing to be done" in again
     assert WARNING not in again, "the plan is up to date"
-
-
-@pytest.mark.slow
-def test_kept_protocols_have_equal_bits_in_segments_and_single_rounds(project: Project) -> None:
-    def hash_runs() -> dict[str, str]:
-        return {name: sha256 for name, sha256 in project.hash_results().items() if name.startswith("runs")}
-
-    params = studies.settings(("fedper",), 2, evaluation={"protocols": KEPT}, artifacts={"keep_models": "last"})
-    studies.write(params | {"execution": {"rounds_per_job": 1, "clients_per_job": 2}}, project.folder)
-    ran = count_jobs(project.snakemake(TABLE))
-    assert (ran["init"], ran["train"], ran["evaluate"]) == (1, 6, 2)
-    project.run("fedpipe", "verify", "--rerun", "0")
-    once = hash_runs()
-    (run,) = (project.folder / "results/runs/fedper").iterdir()
-    studies.delete_rounds(run)
-    studies.write(params | {"artifacts": {"keep_models": "all"}}, project.folder)
-    project.snakemake(TABLE)
-    assert "all bits agree" in project.run("fedpipe", "verify")
-    assert once.items() <= hash_runs().items()

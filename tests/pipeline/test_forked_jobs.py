@@ -13,7 +13,7 @@ from fedpipe.cli import job_server
 from fedpipe.core.storage.layout import RunFiles
 from tests import small_studies as studies
 from tests.cli.test_job_server import OWN, list_processes, wait_for_end
-from tests.pipeline.conftest import ENVIRONMENT, LOCAL, Project, RunningCommand, count_jobs
+from tests.pipeline.conftest import LOCAL, Project, count_jobs
 from tests.pipeline.test_snakemake import NOTHING, wait_for_round
 
 #: Code that runs a shell in a terminal, which closes if the process is killed.
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="fork serv
 def test_forked_jobs_equal_manually_typed_commands_bit_for_bit(project: Project) -> None:
     (project.folder / "witness.py").write_text(OWN)
     params = studies.settings(("fedavg", "own"), 2, algorithms={"own": {"algorithm": "witness.Own"}})
-    studies.write(params, project.folder)
+    project.write(params)
     ran = count_jobs(project.snakemake("runs"))
     assert (ran["segment"], ran["collect"]) == (2, 0)
     message = [json.loads(path.read_text()) for path in project.folder.glob("like-*.json")]
@@ -42,10 +42,8 @@ def test_forked_jobs_equal_manually_typed_commands_bit_for_bit(project: Project)
     assert job_server.SERVER_CODE in job["parent"]
     assert job["threads"] == 1
     wait_for_end(list_processes(int(job["environment"][job_server.SNAKEMAKE_PID_VARIABLE])))
-    once, logs = (
-        project.hash_results(),
-        {path: path.read_text() for path in project.folder.rglob("results/logs/segment/*")},
-    )
+    once = project.hash_results()
+    logs = {path: path.read_text() for path in project.folder.rglob("results/logs/segment/*")}
     made_by = [json.loads(path.read_text())["made_by"] for path in sorted(project.folder.rglob("joined/*/times.json"))]
     for run in project.folder.glob("results/runs/*/*"):
         studies.delete_rounds(run)
@@ -71,7 +69,7 @@ def test_plan_and_all_jobs_are_forks_of_one_server(project: Project) -> None:
     )
     (project.folder / "witness.py").write_text(OWN)
     params = studies.settings(("scaffold", "own"), 1, algorithms={"own": {"algorithm": "witness.Own"}})
-    studies.write(params, project.folder)
+    project.write(params)
     project.snakemake("-n", "runs")
     assert (project.folder / "begun").read_text() == "plans\n", "a dry run starts no server"
     project.run("bash", "-c", "rm like-*.json")
@@ -102,15 +100,10 @@ def test_demo_benchmark_writes_consistent_measurements(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGINT"])
 def test_jobs_end_with_snakemake_and_same_command_resumes(project: Project, tmp_path: Path, how: str) -> None:
-    studies.write(studies.settings(("fedavg", "scaffold"), 400), project.folder)
-    with RunningCommand(
-        ["snakemake", "runs", *LOCAL],
-        cwd=project.folder,
-        env=ENVIRONMENT,
-        process_group=0,
-        stdout=subprocess.DEVNULL,
-        stderr=(project.folder / "stderr.txt").open("w"),
-    ) as running:
+    project.write(studies.settings(("fedavg", "scaffold"), 400))
+    errors = project.folder / "stderr.txt"
+    command = ("snakemake", "runs", *LOCAL)
+    with project.start_command(*command, stdout=subprocess.DEVNULL, stderr=errors.open("w")) as running:
         wait_for_round(project, 2, running)
         mine = list_processes(running.pid)
         assert len(mine) >= 2
@@ -120,24 +113,14 @@ def test_jobs_end_with_snakemake_and_same_command_resumes(project: Project, tmp_
             os.killpg(running.pid, signal.SIGINT)  # like Ctrl+C
         wait_for_end(mine)
         assert running.wait() != 0
-    done = [
-        RunFiles(run).list_complete_rounds()[-1]
-        for run in project.folder.glob("results/runs/*/*/")
-        if has_complete_round(run)
-    ]
-    assert max(done) < 400, "the jobs finished before they could end with snakemake"
     if how == "SIGINT":
         advice = "Complete rounds are kept. To continue after them, type:\n    snakemake runs --profile workflow"
-        assert (project.folder / "stderr.txt").read_text().count(advice) == 1
-    complete = {
-        run: RunFiles(run).list_complete_rounds()[-1]
-        for run in project.folder.glob("results/runs/*/*/")
-        if has_complete_round(run)
-    }
-    assert complete
+        assert errors.read_text().count(advice) == 1
+    complete = find_last_rounds(project)
+    assert 2 <= max(complete.values()) < 400, "the jobs finished before they could end with snakemake"
     total = max(complete.values()) + 1
     params = studies.settings(("fedavg", "scaffold"), total)
-    studies.write(params, project.folder)
+    project.write(params)
     if how == "SIGKILL":
         assert "--unlock" in project.snakemake("runs", check=False)
         project.snakemake("runs", "--unlock")
@@ -151,8 +134,8 @@ def test_jobs_end_with_snakemake_and_same_command_resumes(project: Project, tmp_
 
 @pytest.mark.slow
 def test_closed_terminal_ends_jobs_and_new_command_resumes(project: Project) -> None:
-    studies.write(studies.settings(("fedavg", "scaffold"), 400), project.folder)
-    with RunningCommand([sys.executable, "-c", TERMINAL], cwd=project.folder, env=ENVIRONMENT) as terminal:
+    project.write(studies.settings(("fedavg", "scaffold"), 400))
+    with project.start_command(sys.executable, "-c", TERMINAL) as terminal:
         wait_for_round(project, 2, terminal)
         shell = (project.folder / "shell").read_text().strip()
         (snakemake,) = Path(f"/proc/{shell}/task/{shell}/children").read_text().split()
@@ -160,16 +143,14 @@ def test_closed_terminal_ends_jobs_and_new_command_resumes(project: Project) -> 
         assert len(processes) >= 2
         terminal.kill()
         wait_for_end(processes)
-    complete_rounds = [
-        RunFiles(run).list_complete_rounds()[-1]
-        for run in project.folder.glob("results/runs/*/*/")
-        if has_complete_round(run)
-    ]
-    assert 2 <= max(complete_rounds) < 400
-    assert "(2 stopped)" in project.run("fedpipe", "status")
-    project.edit(federation={"rounds": max(complete_rounds) + 1})
+    last_round = max(find_last_rounds(project).values())
+    assert 2 <= last_round < 400
+    assert "(2 stopped)" in project.fedpipe("status")
+    project.edit(federation={"rounds": last_round + 1})
     project.snakemake("runs")
 
 
-def has_complete_round(run: Path) -> bool:
-    return bool(RunFiles(run).list_complete_rounds())
+def find_last_rounds(project: Project) -> dict[Path, int]:
+    """Return the last complete round of each run that has one."""
+    rounds = {run: RunFiles(run).list_complete_rounds() for run in project.folder.glob("results/runs/*/*/")}
+    return {run: numbers[-1] for run, numbers in rounds.items() if numbers}

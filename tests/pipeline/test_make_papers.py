@@ -1,6 +1,5 @@
 """`snakemake papers` with preset smoke: some studies of the papers, their pages in a browser, and the DVC record."""
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,10 @@ import yaml
 from fedpipe.papers import layouts
 from tests.browser import BROWSER, Browser, list_problems
 from tests.papers.test_pages import PAGES
-from tests.pipeline.conftest import ENVIRONMENT, LOCAL, Project, count_jobs
+from tests.pipeline.conftest import LOCAL, Project, count_jobs
 
 pytestmark = pytest.mark.slow
 
-COMMAND = ("snakemake", "papers", "--config", "preset=smoke", *LOCAL)
 PLACE = "results/papers/smoke"
 BROKEN = """
 from fedpipe.algorithms.fedavg import FedAvg
@@ -40,12 +38,11 @@ def edit_study(project: Project, name: str, **values: dict[str, Any]) -> None:
     path.write_text(yaml.safe_dump(study, sort_keys=False))
 
 
-def run_command(project: Project, *words: str) -> tuple[int, str]:
-    """Run a command. Return its exit status and its output."""
-    done = subprocess.run(
-        words, cwd=project.folder, env=ENVIRONMENT, capture_output=True, text=True, stdin=subprocess.DEVNULL
-    )
-    return done.returncode, done.stdout + done.stderr
+def run_papers(project: Project, status: int = 0) -> str:
+    """Build the papers' pages. Return the output."""
+    done = project.capture("snakemake", "papers", "--config", "preset=smoke", *LOCAL)
+    assert done.returncode == status, done.stderr
+    return done.stdout + done.stderr
 
 
 def read_cells(project: Project) -> pd.DataFrame:
@@ -74,8 +71,7 @@ def test_snakemake_papers_builds_pages_with_and_without_failed_runs(project: Pro
     spoiled["algorithms"]["plt"] = {"algorithm": "own.Broken"}
     (project.folder / "studies/papers/pfps_lwc/table5.yaml").write_text(yaml.safe_dump(spoiled, sort_keys=False))
 
-    status, printed = run_command(project, *COMMAND)
-    assert status == 1, "a method is broken"
+    printed = run_papers(project, status=1)  # a method is broken
     assert f" {PLACE}/index.html" in printed
     # Two of the eight runs of table5 fail. Two of the four runs of figure8 are also in table5.
     assert count_jobs(printed)["segment"] == 8 + 2
@@ -88,8 +84,7 @@ def test_snakemake_papers_builds_pages_with_and_without_failed_runs(project: Pro
     assert not (project.folder / TABLE.format("table5")).exists()
 
     (project.folder / "studies/papers/pfps_lwc/table5.yaml").write_text(whole)
-    status, printed = run_command(project, *COMMAND)
-    assert status == 0, printed
+    printed = run_papers(project)
     assert f" {PLACE}/index.html" in printed
     assert count_jobs(printed)["segment"] == 2, "finished runs are reused"
     there = read_cells(project)
@@ -99,7 +94,7 @@ def test_snakemake_papers_builds_pages_with_and_without_failed_runs(project: Pro
     assert "it is broken" not in page
     assert "on generated data" in page
     again = (project.folder / PLACE / "pfps_lwc.html").read_bytes()
-    assert dict(count_jobs(run_command(project, *COMMAND)[1])) == {"papers": 1}
+    assert dict(count_jobs(run_papers(project))) == {"papers": 1}
     project.run("fedpipe", "papers", "--preset", "smoke")
     assert (project.folder / PLACE / "pfps_lwc.html").read_bytes() == again
 

@@ -12,14 +12,14 @@ import yaml
 
 from fedpipe.core.storage.layout import RunFiles
 from tests import small_studies as studies
-from tests.pipeline.conftest import ENVIRONMENT, LOCAL, TABLE, Project, RunningCommand, count_jobs, wait_until
+from tests.pipeline.conftest import LOCAL, TABLE, Project, count_jobs, wait_until
 
 NOTHING = "Nothing to be done"
 
 
 def test_snakemake_runs_study_from_digits_to_table_and_figures(project: Project) -> None:
     labels = ("fedavg", "feddw", "pfps_lwc")
-    studies.write(studies.settings(labels, 3, study={"seeds": [0, 1]}), project.folder)
+    project.write(studies.settings(labels, 3, study={"seeds": [0, 1]}))
     printed = project.snakemake("all", "--verbose")
     ran = count_jobs(printed)
     assert ran == {
@@ -61,7 +61,8 @@ def test_slurm_profile_plans_in_fresh_clone(project: Project) -> None:
 @pytest.mark.slow
 def test_single_round_jobs_reuse_segments_and_have_equal_bits(project: Project) -> None:
     labels, rounds = ("scaffold", "fedala", "pfps_lwc"), 2  # states of the server and of clients, and no global model
-    studies.write(studies.settings(labels, rounds), project.folder)
+    protocols = ["global-on-global", "personal-on-local", "kept-on-global", "kept-on-local"]
+    project.write(studies.settings(labels, rounds, evaluation={"protocols": protocols}))
     project.snakemake("runs")
     once = project.hash_results()
     assert any("server.pt" in name for name in once)
@@ -72,7 +73,10 @@ def test_single_round_jobs_reuse_segments_and_have_equal_bits(project: Project) 
     ran = count_jobs(project.snakemake("runs"))
     assert ran["train"] == 2 * rounds * len(labels), "five participants are blocks of three and two"
     assert ran["aggregate"] == ran["evaluate"] == rounds * len(labels)
+    assert ran["init"] == len(labels)
     assert project.hash_results() == once
+    verified = project.fedpipe("verify", "--rerun", "3", check=False)  # it misses the tables
+    assert verified.count("are as recorded") == verified.count("all bits agree") == len(labels)
     assert not list((project.folder / "results").rglob("block-*.pt")), "uploads are gone once aggregated"
 
 
@@ -88,31 +92,34 @@ def wait_for_round(project: Project, round_number: int, running: subprocess.Pope
 
 @pytest.mark.slow
 def test_killed_segment_of_snakemake_resumes(project: Project, tmp_path: Path) -> None:
-    rounds = 24  # seconds of work are left when round 4 is seen
-    params = studies.settings(("fedala",), rounds, federation={"local_epochs": 8})
-    studies.write(params, project.folder)
-    with RunningCommand(
-        ["snakemake", "runs", *LOCAL], cwd=project.folder, env=ENVIRONMENT, process_group=0, stdout=subprocess.DEVNULL
-    ) as running:
+    project.write(studies.settings(("fedala",), 400))
+    with project.start_command("snakemake", "runs", *LOCAL, stdout=subprocess.DEVNULL) as running:
         wait_for_round(project, 4, running)
         subprocess.run(["pkill", "-KILL", "-g", str(running.pid), "-f", "fedpipe segment"], check=True)
         assert running.wait() != 0
-    (log,) = (project.folder / "results/logs/segment").glob("*.log")
     (run,) = project.folder.glob("results/runs/*/*")
-    complete = len(RunFiles(run).list_complete_rounds()) - 1
-    assert complete >= 4
+    complete = RunFiles(run).list_complete_rounds()[-1]
+    assert 4 <= complete < 400
+    params = studies.settings(("fedala",), complete + 1)  # the other rounds would only take time
+    project.write(params)
     project.snakemake("runs")
-    assert f"{complete} of {rounds} rounds are complete" in log.read_text()
+    (log,) = (project.folder / "results/logs/segment").glob(f"*-{complete + 1:04}.log")
+    assert f"{complete} of {complete + 1} rounds are complete" in log.read_text()
     expected = studies.compute_reference(params, tmp_path / "reference")
     assert studies.hash_results(project.folder / "results/runs") == expected
 
 
-COMMANDS = (["snakemake", "all", *LOCAL], ["dvc", "repro"], ["snakemake", "-n", "all"], ["fedpipe", "plan"])
+OTHER = "studies/other.yaml"
+COMMANDS = (
+    *(["snakemake", "all", *LOCAL], ["dvc", "repro"], ["snakemake", "-n", "all"], ["fedpipe", "plan"]),
+    ["snakemake", "all", "--config", f"params={OTHER}", *LOCAL],
+)
 
 
 @pytest.mark.parametrize("commands", [COMMANDS[:2], pytest.param(COMMANDS[2:], marks=pytest.mark.slow)])
 def test_every_command_prints_one_error_for_invalid_settings(project: Project, commands: Sequence[list[str]]) -> None:
-    studies.write(studies.settings(rounds=2, partition={"alpha": -1}), project.folder)
+    for name in ("params.yaml", OTHER):
+        project.write(studies.settings(rounds=2, partition={"alpha": -1}), name)
     project.commit()
     for command in commands:
         printed = project.run(*command, check=False)
@@ -133,7 +140,7 @@ def test_readme_custom_algorithm_runs_from_one_file(project: Project) -> None:
     params = studies.settings(("fedavg", "fedprox"), 2, algorithms={"prox": changes["algorithms"]["prox"]})
     params["algorithms"]["fedprox"] = {"mu": 0.1}
     params["study"]["algorithms"] = [*changes["study"]["algorithms"], "fedprox"]
-    studies.write(params, project.folder)
+    project.write(params)
     project.snakemake(TABLE)
     metrics = project.metrics()
     assert set(metrics) == {"fedavg", "prox", "fedprox"}
@@ -145,11 +152,11 @@ def test_readme_custom_algorithm_runs_from_one_file(project: Project) -> None:
 
 
 @pytest.mark.slow
-def test_metrics_have_one_level_for_grid_points(project: Project) -> None:
+def test_grid_points_have_one_level_in_metrics_and_share_runs(project: Project) -> None:
     params = studies.settings(("fedavg", "fedprox"), 3)
     params["study"]["grid"] = {"partition.alpha": [0.1, 10.0], "algorithms.fedprox.mu": [0.1, 1.0]}
-    studies.write(params, project.folder)
-    ran = count_jobs(project.snakemake("results/metrics.json"))
+    project.write(params)
+    ran = count_jobs(project.snakemake(TABLE))
     assert ran["partition"] == 2
     assert ran["segment"] == 2 + 4, "FedProx's mu does not multiply FedAvg's runs"
     metrics = project.metrics()
@@ -157,19 +164,19 @@ def test_metrics_have_one_level_for_grid_points(project: Project) -> None:
     assert len(metrics["fedprox"]) == 4
     assert metrics["fedavg"]["alpha=0.1"] != metrics["fedavg"]["alpha=10.0"]
 
+    # one point without a grid is a run of the grid
+    project.edit(partition={"alpha": 0.1}, study={"algorithms": ["fedavg"], "grid": {}})
+    assert count_jobs(project.snakemake(TABLE)) == {"table": 1}
+    alone = metrics["fedavg"]["alpha=0.1"]
+    assert project.metrics() == {"fedavg": alone}
 
-@pytest.mark.slow
-def test_grid_points_without_effect_are_rows_of_one_run(project: Project) -> None:
-    """With the official split, no run depends on the test fraction of the pooled split."""
-    studies.write(studies.settings(rounds=1), project.folder)
-    project.snakemake("results/metrics.json")
-    (alone,) = project.metrics().values()
+    # with the official split, no run depends on the test fraction of the pooled split
     project.edit(study={"grid": {"dataset.test_fraction": [0.2, 0.3]}})
-    assert count_jobs(project.snakemake("results/metrics.json")) == {"table": 1}, "no input file of the run has changed"
+    assert count_jobs(project.snakemake(TABLE)) == {"table": 1}, "no input file of the run has changed"
     assert project.metrics() == {"fedavg": {"test_fraction=0.2": alone, "test_fraction=0.3": alone}}
-    rows = [line for line in project.run("fedpipe", "show").splitlines() if line.startswith("| FedAvg")]
+    rows = [line for line in project.fedpipe("show").splitlines() if line.startswith("| FedAvg")]
     assert [row.split("|")[2].strip() for row in rows] == ["0.2", "0.3"]
-    assert "1 run (1 done)" in project.run("fedpipe", "status")
+    assert "1 run (1 done)" in project.fedpipe("status")
 
 
 @pytest.mark.slow
@@ -182,7 +189,7 @@ def test_grid_over_rounds_is_rows_of_one_run(project: Project) -> None:
     ]
     params = studies.settings(rounds=4, artifacts={"keep_models": "last"})
     params["study"]["grid"] = {"length": {"short": {"federation.rounds": 2}, "long": {}}}
-    studies.write(params, project.folder)
+    project.write(params)
     bits = None
     for execution, expected in jobs_by_execution:
         project.run("rm", "-rf", "results/runs", "results/.provenance", "results/plan.json")
@@ -203,16 +210,16 @@ def test_grid_over_rounds_is_rows_of_one_run(project: Project) -> None:
         assert NOTHING in project.snakemake(TABLE)
         bits = bits or project.hash_results()
         assert project.hash_results() == bits
-    assert "(2 or 4 rounds)" in project.run("fedpipe", "show")
-    assert "1 run (1 done), 4 of 4 rounds" in project.run("fedpipe", "status")
-    project.run("fedpipe", "record", "fedavg")
-    project.run("fedpipe", "verify")
+    assert "(2 or 4 rounds)" in project.fedpipe("show")
+    assert "1 run (1 done), 4 of 4 rounds" in project.fedpipe("status")
+    project.fedpipe("record", "fedavg")
+    project.fedpipe("verify")
 
 
 @pytest.mark.slow
 def test_execution_and_keep_models_settings_reach_jobs(project: Project) -> None:
     sections = {"execution": {"stack": 4}, "artifacts": {"keep_models": "last"}}
-    studies.write(studies.settings(("scaffold",), 3, **sections), project.folder)
+    project.write(studies.settings(("scaffold",), 3, **sections))
     project.snakemake("runs")
     (run,) = (project.folder / "results/runs/scaffold").iterdir()
     (made_by,) = json.loads((run / "joined/0003/times.json").read_text())["made_by"]
@@ -227,12 +234,6 @@ def test_parsing_snakefile_imports_no_torch(project: Project) -> None:
     poison = project.folder / "poison"
     poison.mkdir()
     (poison / "torch.py").write_text("raise SystemExit('torch was imported')")
-    done = subprocess.run(
-        ["snakemake", "-n", "all"],
-        cwd=project.folder,
-        env=ENVIRONMENT | {"PYTHONPATH": str(poison)},
-        capture_output=True,
-        text=True,
-    )
+    done = project.capture("snakemake", "-n", "all", PYTHONPATH=str(poison))
     assert done.returncode == 0, done.stderr
     assert Path(project.folder, "results/plan.json").exists()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests import small_studies as studies
-from tests.pipeline.conftest import ENVIRONMENT, LOCAL, TABLE, Project, RunningCommand, count_jobs, wait_until
+from tests.pipeline.conftest import LOCAL, TABLE, Project, count_jobs, wait_until
 
 NOTHING = "Nothing to be done"
 RUNGS = ("results/tables/tuning-0001.json", "results/tables/tuning-0002.json")
@@ -22,7 +22,7 @@ TUNE: dict[str, Any] = {
 
 def write_study(project: Project, **sections: Any) -> None:
     sections = {"dataset": {"validation_fraction": 0.2}, "tune": TUNE} | sections
-    studies.write(studies.settings(("fedavg", "fedprox"), 3, **sections), project.folder)
+    project.write(studies.settings(("fedavg", "fedprox"), 3, **sections))
 
 
 def read_rungs(project: Project) -> list[dict[str, Any]]:
@@ -32,18 +32,18 @@ def read_rungs(project: Project) -> list[dict[str, Any]]:
 def kill_search_after_first_rung(project: Project) -> None:
     """Delete the runs of a search, run it again, and kill it when the first rung is ranked."""
     project.run("rm", "-r", "results/runs", "results/tables", "results/.provenance", "results/plan.json")
-    with RunningCommand(["snakemake", "runs", *LOCAL], cwd=project.folder, env=ENVIRONMENT) as killed:
+    with project.start_command("snakemake", "runs", *LOCAL) as killed:
         wait_until((project.folder / RUNGS[0]).exists, killed, f"{RUNGS[0]} existed")
         killed.kill()
-    assert "tune: rung 2 of 2, 2 of 4 draws of each method until round 2" in project.run("fedpipe", "status")
-    assert "not complete" in project.run("fedpipe", "show", check=False)
+    assert "tune: rung 2 of 2, 2 of 4 draws of each method until round 2" in project.fedpipe("status")
+    assert "not complete" in project.fedpipe("show", check=False)
     project.snakemake("runs", "--unlock")
 
 
 @pytest.mark.slow
 def test_search_runs_from_draws_to_table(project: Project) -> None:
     write_study(project)
-    bound = project.run("fedpipe", "plan", "--dry-run")
+    bound = project.fedpipe("plan", "--dry-run")
     assert "at most 8 runs with 12 rounds for the draws. Runs of the winners: 2" in bound
     # 8 draws, 2 of each method until the second rung, and the default settings and the winner of each method.
     printed = project.snakemake(TABLE)
@@ -57,12 +57,12 @@ def test_search_runs_from_draws_to_table(project: Project) -> None:
     assert "| FedProx" in table
     assert "the best of 4 draws" in table
     assert set(project.metrics()["fedprox"]) == {"tuning=tuned", "tuning=default"}
-    assert "the winners of 4 draws are known" in project.run("fedpipe", "status")
-    assert "All verified" in project.run("fedpipe", "verify")
+    assert "the winners of 4 draws are known" in project.fedpipe("status")
+    assert "All verified" in project.fedpipe("verify")
     hashes = project.hash_results()
 
     project.run("rm", RUNGS[0])
-    trace = project.run("fedpipe", "trace", "results/tables/results.md", "fedavg.personal-on-local", check=False)
+    trace = project.fedpipe("trace", "results/tables/results.md", "fedavg.personal-on-local", check=False)
     assert "the search of `tune` is not complete. Type `fedpipe run`" in trace
     assert count_jobs(project.snakemake(TABLE))["segment"] == 0
     assert read_rungs(project) == [first, second]
@@ -88,17 +88,17 @@ def test_search_runs_from_draws_to_table(project: Project) -> None:
 
 @pytest.mark.slow
 def test_killed_search_resumes_with_same_winners(project: Project) -> None:
-    """With TPE, 3 draws of each method enter the first rung. One of them continues, and a new one is added."""
-    tune = TUNE | {"sampler": "tpe"}
-    write_study(project, tune=tune)
+    """With TPE, 3 draws enter the first rung. One of them continues, and a new one is added."""
+    write_study(project)
+    project.edit(study={"algorithms": ["fedprox"]}, tune={"sampler": "tpe"}, federation={"rounds": 2})
     project.snakemake("runs")
     rungs, hashes = read_rungs(project), project.hash_results()
-    write_study(project, execution={"rounds_per_job": 1, "clients_per_job": 3}, tune=tune)
+    project.edit(execution={"rounds_per_job": 1, "clients_per_job": 5})
     kill_search_after_first_rung(project)
     project.snakemake("runs")
     assert read_rungs(project) == rungs
     assert project.hash_results() == hashes
-    assert [len(found["new_draws"]) for found in rungs[0]["searches"]] == [1, 1]
+    assert [len(found["new_draws"]) for found in rungs[0]["searches"]] == [1]
     assert NOTHING in project.snakemake("runs")
 
 

@@ -61,54 +61,26 @@ def noisy(shape, classes):
     return body, nn.Linear(16, classes)
 """
 
-ALGORITHMS: dict[str, dict[str, Any]] = {
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "ccvr": {"samples": 20},
     "cfl": {"after": 1, "eps1": 100.0, "eps2": 0.0},
-    "cwfedavg": {},
+    "ditto": {"attraction": 0.1},
     "fedala": {"passes": 3},
-    "fedamp": {},
-    "fedavg": {},
-    "fedbabu": {},
-    "fedbn": {},
-    "feddistill_plus": {},
-    "feddual": {},
-    "feddw": {},
-    "feddyn": {},
-    "fedfomo": {},
-    "fednh": {},
-    "fednova": {},
-    "fedper": {},
-    "fedproto": {},
     "fedprox": {"mu": 0.1},
-    "fedpvr": {},
-    "fedrep": {},
-    "feduv": {},
     "ifca": {"clusters": 2},
-    "local": {},
-    "moon": {},
-    "perfedavg": {},
     "pfedme": {"attraction": 5.0},
     "pfps_lwc": {"penalty": 0.02},
-    "scaffold": {},
 }
-#: added since version 0.2.0
-NEW_ALGORITHMS: dict[str, dict[str, Any]] = {
-    "apfl": {},
-    "ccvr": {"samples": 20},
-    "ditto": {"attraction": 0.1},
-    "fedas": {},
-    "fedcm": {},
-    "fedcp": {},
-    "feddbe": {},
-    "feddecorr": {},
-    "fedexp": {},
-    "fedlc": {},
-    "fedntd": {},
-    "fedpac": {},
-    "fedrod": {},
-    "fedsam": {},
-    "gpfl": {},
-    "lg_fedavg": {},
-}
+NAMES = (
+    *("cfl", "cwfedavg", "fedala", "fedamp", "fedavg", "fedbabu", "fedbn", "feddistill_plus", "feddual"),
+    *("feddw", "feddyn", "fedfomo", "fednh", "fednova", "fedper", "fedproto", "fedprox", "fedpvr", "fedrep"),
+    *("feduv", "ifca", "local", "moon", "perfedavg", "pfedme", "pfps_lwc", "scaffold"),
+)
+NEW_NAMES = (  # added since version 0.2.0
+    *("apfl", "ccvr", "ditto", "fedas", "fedcm", "fedcp", "feddbe", "feddecorr", "fedexp", "fedlc", "fedntd"),
+    *("fedpac", "fedrod", "fedsam", "gpfl", "lg_fedavg"),
+)
+ALGORITHMS, NEW_ALGORITHMS = ({name: PARAMETERS.get(name, {}) for name in names} for names in (NAMES, NEW_NAMES))
 OTHER_METHODS: dict[str, dict[str, Any]] = {
     "dw_on_fedavg": {"algorithm": "fedavg", "dw": {"mu": 0.5}},
     "dw_on_fedala": {"algorithm": "fedala", "dw": {"mu": 0.5}},

@@ -1,6 +1,5 @@
 """A full disk, a read-only folder and damaged files are reported. No other file changes."""
 
-import contextlib
 import itertools
 import json
 import os
@@ -18,13 +17,15 @@ import torch
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage import archive, layout, packing
 from fedpipe.core.storage.files import compute_file_sha256, read_json, write_json
-from fedpipe.core.storage.layout import RunFiles
 from fedpipe.engine.blocks import Block
 from fedpipe.engine.run import Run
+from fedpipe.planning.planner import NewPlan
 from fedpipe.settings.execution import Execution
 from tests import small_studies as studies
+from tests.runs.conftest import SCAFFOLD_ROUNDS
 
-ROUNDS = 3
+Scaffold = tuple[NewPlan, Run]
+ROUNDS = SCAFFOLD_ROUNDS
 #: A private mount. Without root it needs a new user namespace.
 PRIVATE = ["unshare", "--mount", *([] if os.getuid() == 0 else ["--map-root-user"])]
 MAY_MOUNT = (
@@ -47,13 +48,13 @@ def files():
 subprocess.run(mount, shell=True, check=True)
 before = files()
 try:
-    list(Run(RunFiles(Path(path))).run_segment(3))
+    list(Run(RunFiles(Path(path))).run_segment(4))
     message = "nothing"
 except ArtifactError as error:
     message = str(error)
 after, rounds = files(), studies.read_round_times(Path(path))
 subprocess.run(mend, shell=True, check=True)
-list(Run(RunFiles(Path(path))).run_segment(3))
+list(Run(RunFiles(Path(path))).run_segment(4))
 has_kept_rounds = rounds.items() <= studies.read_round_times(Path(path)).items()
 result = {"message": message, "before": before, "after": after, "has_kept_rounds": has_kept_rounds}
 print(json.dumps(result | {"bits": studies.hash_results(Path(path))}))
@@ -72,9 +73,10 @@ def run_on_broken_disk(path: str, mount: str, mend: str) -> dict:
     return result
 
 
-def prepare_run() -> tuple[str, dict[str, str]]:
-    """Prepare a run without rounds. Return its path, and the bits of all its rounds."""
-    _, run = studies.train_scaffold(ROUNDS)
+@pytest.fixture
+def empty_run(scaffold: Scaffold) -> tuple[str, dict[str, str]]:
+    """The path of a run without rounds, and the bits of all its rounds."""
+    _, run = scaffold
     expected = studies.hash_results(run.files.path)
     studies.delete_rounds(run.files.path)
     return str(run.files.path), expected
@@ -82,8 +84,8 @@ def prepare_run() -> tuple[str, dict[str, str]]:
 
 @pytest.mark.slow
 @needs_mount
-def test_run_reports_full_disk_and_resumes() -> None:
-    path, expected = prepare_run()
+def test_run_reports_full_disk_and_resumes(empty_run: tuple[str, dict[str, str]]) -> None:
+    path, expected = empty_run
     keep, small = f"cp {path}/run.yaml keep.yaml", f"mount -t tmpfs -o size=200k none {path}"
     result = run_on_broken_disk(
         path, f"{keep} && {small} && cp keep.yaml {path}/run.yaml", f"mount -o remount,size=50m {path}"
@@ -98,8 +100,8 @@ def test_run_reports_full_disk_and_resumes() -> None:
 
 
 @needs_mount
-def test_run_reports_read_only_folder_and_changes_no_file() -> None:
-    path, expected = prepare_run()
+def test_run_reports_read_only_folder_and_changes_no_file(empty_run: tuple[str, dict[str, str]]) -> None:
+    path, expected = empty_run
     read_only = "mount --bind results results && mount -o remount,bind,ro results"
     result = run_on_broken_disk(path, read_only, "mount -o remount,bind,rw results")
     assert result["message"].startswith(f"{path}/rounds/0000/server.pt can't be written (Read-only file system)")
@@ -189,9 +191,9 @@ def stat_other_files(*excluded: Path) -> dict[Path, tuple[int, int]]:
     ],
 )
 def test_damaged_file_is_reported_or_recomputed_without_other_changes(
-    name: str, damage: Callable[[Path], None]
+    name: str, damage: Callable[[Path], None], scaffold: Scaffold
 ) -> None:
-    plan, run = studies.train_scaffold(ROUNDS)
+    plan, run = scaffold
     packing.unpack_folder(run.files.rounds_folder)
     last_round = run.files.get_round_files(ROUNDS)
     shared = {
@@ -239,17 +241,17 @@ INVALID = ({"model": Harmful()}, Harmful(), [torch.zeros(1)], torch.zeros(1), {"
     ],
 )
 def test_files_without_valid_tensors_are_rejected_despite_matching_sha256(
-    name: str, write: Callable[[Any, Path], None], value: Any, trained_copy: Path
+    name: str, write: Callable[[Any, Path], None], value: Any, scaffold: Scaffold
 ) -> None:
     """Code in files from elsewhere is not executed."""
-    (settings,) = trained_copy.glob("results/runs/*/*/run.yaml")
-    files = RunFiles(settings.parent)
-    last_round, (data,) = files.get_round_files(2), trained_copy.glob("results/data/*.pt")
+    files = scaffold[1].files
+    packing.unpack_folder(files.rounds_folder)
+    last_round, (data,) = files.get_round_files(ROUNDS), Path().glob("results/data/*.pt")
     path = {
         "data": data,
         "server": last_round.server_state,
         "clients": last_round.client_states,
-        "block": files.get_round_files(3).get_block_uploads_path(0),
+        "block": files.get_round_files(ROUNDS + 1).get_block_uploads_path(0),
     }[name]
     path.parent.mkdir(exist_ok=True)
     write(value, path)
@@ -261,27 +263,11 @@ def test_files_without_valid_tensors_are_rejected_despite_matching_sha256(
 
     def read_states() -> None:
         run = Run(files, Execution())
-        run.load_server_state(2)
-        run.load_kept_state(run.checkpoint.read_state_json(2)["participants"][0], 2)
-        Block.read(files.get_round_files(3).get_block_uploads_path(0))
+        run.load_server_state(ROUNDS)
+        run.load_kept_state(run.checkpoint.read_state_json(ROUNDS)["participants"][0], ROUNDS)
+        Block.read(files.get_round_files(ROUNDS + 1).get_block_uploads_path(0))
 
     with pytest.raises(ArtifactError, match=rf"^{path} can't be read \(") as error:
         read_states()
     assert "\n" not in str(error.value)
     assert not Path("harm").exists()
-
-
-@pytest.fixture(scope="module")
-def _trained_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("trained")
-    with contextlib.chdir(folder):
-        _, run = studies.train_scaffold(2)
-        packing.unpack_folder(run.files.rounds_folder)
-    return folder
-
-
-@pytest.fixture
-def trained_copy(_trained_folder: Path, in_empty_folder: Path) -> Path:
-    """A copy of a run of two rounds, in the current folder."""
-    shutil.copytree(_trained_folder, in_empty_folder, dirs_exist_ok=True)
-    return Path()

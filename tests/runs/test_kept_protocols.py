@@ -130,13 +130,11 @@ def test_kept_protocols_change_only_metrics_and_kept_files() -> None:
     run_with_kept = run_study(prepare_study(protocols=("global-on-global", "trained-on-local", *KEPT)))
     run_without_kept = run_study(prepare_study(protocols=("global-on-global", "trained-on-local")))
     bits_with_kept, bits_without_kept = (
-        studies.hash_results(run_with_kept.files.path),
-        studies.hash_results(run_without_kept.files.path),
+        studies.hash_results(run.files.path) for run in (run_with_kept, run_without_kept)
     )
-    metrics_files = {f"rounds/{number:04d}/metrics.parquet" for number in range(1, ROUNDS + 1)} | {
-        f"joined/{ROUNDS:04d}/metrics.parquet"
-    }
-    new = {f"rounds/{number:04d}/kept.parquet" for number in range(1, ROUNDS + 1)}
+    rounds = [f"rounds/{number:04d}" for number in range(1, ROUNDS + 1)]
+    metrics_files = {f"{folder}/metrics.parquet" for folder in (*rounds, f"joined/{ROUNDS:04d}")}
+    new = {f"{folder}/kept.parquet" for folder in rounds}
     assert bits_with_kept.keys() - bits_without_kept.keys() == new
     assert {name for name, sha256 in bits_without_kept.items() if bits_with_kept[name] != sha256} == metrics_files
     for protocol in ("global-on-global", "trained-on-local"):

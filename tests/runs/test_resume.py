@@ -11,10 +11,13 @@ import pytest
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage import archive, files, packing
 from fedpipe.engine import collect
+from fedpipe.engine.run import Run
 from fedpipe.planning.planner import NewPlan
 from tests import small_studies as studies
+from tests.runs.conftest import SCAFFOLD_ROUNDS
 
-ROUNDS = 4
+Scaffold = tuple[NewPlan, Run]
+ROUNDS = SCAFFOLD_ROUNDS
 
 #: Runs a segment. SIGKILL ends it in its n-th write, after half of the temporary file's bytes are on disk.
 DYING = """
@@ -46,11 +49,9 @@ def resume_segment(plan: NewPlan, stop: int = ROUNDS) -> tuple[int, list[int]]:
     return complete_count, rounds
 
 
-@pytest.mark.parametrize(
-    "write_number", [pytest.param(3, marks=pytest.mark.slow), 11, pytest.param(16, marks=pytest.mark.slow), 22]
-)
-def test_run_resumes_after_kill_during_write(write_number: int) -> None:
-    plan, run = studies.train_scaffold(ROUNDS)
+@pytest.mark.parametrize("write_number", [11, 22])  # tests/runs/test_faults.py kills at random moments
+def test_run_resumes_after_kill_during_write(write_number: int, scaffold: Scaffold) -> None:
+    plan, run = scaffold
     path = run.files.path
     expected = studies.hash_results(path)
     studies.delete_rounds(path)
@@ -103,8 +104,8 @@ def damage_file(file: Path, damage: str) -> None:
         ("rounds.zip", "delete", [1, 2, 3, 4]),
     ],
 )
-def test_resumed_run_recomputes_damaged_files(name: str, damage: str, rounds: list[int]) -> None:
-    plan, run = studies.train_scaffold(ROUNDS)
+def test_resumed_run_recomputes_damaged_files(name: str, damage: str, rounds: list[int], scaffold: Scaffold) -> None:
+    plan, run = scaffold
     path = run.files.path
     expected, file = studies.hash_results(path), path / name
     if not file.exists():  # the segment has packed its rounds
@@ -115,9 +116,9 @@ def test_resumed_run_recomputes_damaged_files(name: str, damage: str, rounds: li
     assert not list((path / "rounds").rglob("*.json"))
 
 
-def test_resumed_run_does_not_recompute_damaged_early_state() -> None:
+def test_resumed_run_does_not_recompute_damaged_early_state(scaffold: Scaffold) -> None:
     """Resuming needs only the last state. The damaged one is an error if you load it."""
-    plan, run = studies.train_scaffold(ROUNDS)
+    plan, run = scaffold
     path = run.files.path
     packing.unpack_folder(path / "rounds")
     damage_file(path / "rounds/0002/server.pt", "truncate")
@@ -126,9 +127,9 @@ def test_resumed_run_does_not_recompute_damaged_early_state() -> None:
         studies.open_runs(plan)[0].load_server_state(2)
 
 
-def test_error_about_lost_rounds_shows_how_to_repair_them() -> None:
+def test_error_about_lost_rounds_shows_how_to_repair_them(scaffold: Scaffold) -> None:
     """Snakemake has nothing to do while the manifest of the segment exists."""
-    plan, run = studies.train_scaffold(ROUNDS)
+    plan, run = scaffold
     Path(f"{run.files.rounds_folder}.zip").unlink()
     with pytest.raises(ArtifactError) as error:
         collect.merge_rounds(run.files, ROUNDS)
@@ -138,8 +139,8 @@ def test_error_about_lost_rounds_shows_how_to_repair_them() -> None:
     assert resume_segment(plan)[1] == [1, 2, 3, 4]
 
 
-def test_resumed_run_recomputes_damaged_member_of_pack() -> None:
-    plan, run = studies.train_scaffold(ROUNDS)
+def test_resumed_run_recomputes_damaged_member_of_pack(scaffold: Scaffold) -> None:
+    plan, run = scaffold
     path = run.files.path
     expected, pack, damaged_file = studies.hash_results(path), path / "rounds.zip", path / "rounds/0003/metrics.parquet"
     data, member = bytearray(pack.read_bytes()), archive.read_pack_member(damaged_file)
@@ -151,8 +152,8 @@ def test_resumed_run_recomputes_damaged_member_of_pack() -> None:
     assert studies.hash_results(path) == expected
 
 
-def test_collect_error_shows_how_to_repair_damaged_round() -> None:
-    plan, run = studies.train_scaffold(ROUNDS)
+def test_collect_error_shows_how_to_repair_damaged_round(scaffold: Scaffold) -> None:
+    plan, run = scaffold
     packing.unpack_folder(run.files.rounds_folder)
     damaged_file = run.files.get_round_files(3).participants
     damaged_file.unlink()
@@ -166,9 +167,9 @@ def test_collect_error_shows_how_to_repair_damaged_round() -> None:
 
 
 @pytest.mark.slow
-def test_run_resumes_after_kill_during_packing() -> None:
+def test_run_resumes_after_kill_during_packing(scaffold: Scaffold) -> None:
     """The kill interrupts the write of the pack, or the deletion of files that are in the pack."""
-    plan, run = studies.train_scaffold(ROUNDS)
+    plan, run = scaffold
     path = run.files.path
     expected = studies.hash_results(path)
     writes = 4 + ROUNDS * 9  # writes of round 0 and of the other rounds

@@ -1,6 +1,8 @@
 """Errors of a custom algorithm that violates the contract are one message without a traceback."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,13 +101,25 @@ def run_with_error(run_fedpipe: RunFedpipe, *arguments: str) -> str:
     return error.splitlines()[-1]
 
 
+@pytest.fixture
+def run_mistake(own_module: Path, run_fedpipe: RunFedpipe) -> Callable[..., str]:
+    """``run_mistake(method, body)`` runs a method with this body. It returns the error."""
+
+    def run(method: str, body: str, stack: int = 1, network: str = "", **federation: Any) -> str:
+        own_module.write_text(OWN.format(f"def {method}:\n        {body}") + network)
+        methods = {"own": {"algorithm": "own.Own"}}
+        params = studies.settings(("own",), rounds=1, algorithms=methods, federation=federation)
+        plan = studies.prepare(params | ({"model": {"name": "own.normed"}} if network else {}))
+        return run_with_error(run_fedpipe, "segment", str(plan.runs[0].path), "--stop", "1", "--stack", str(stack))
+
+    return run
+
+
 @pytest.mark.parametrize(("method", "body", "stack", "problem"), MISTAKES, ids=[problem for *_, problem in MISTAKES])
 def test_segment_reports_error_in_custom_algorithm(
-    method: str, body: str, stack: int, problem: str, own_module: Path, run_fedpipe: RunFedpipe
+    method: str, body: str, stack: int, problem: str, run_mistake: Callable[..., str]
 ) -> None:
-    own_module.write_text(OWN.format(f"def {method}:\n        {body}"))
-    plan = studies.prepare(studies.settings(("own",), rounds=1, algorithms={"own": {"algorithm": "own.Own"}}))
-    message = run_with_error(run_fedpipe, "segment", str(plan.runs[0].path), "--stop", "1", "--stack", str(stack))
+    message = run_mistake(method, body, stack)
     assert message.startswith(f"fedpipe: own.Own.{method.partition('(')[0]} (own.py, line {problem}"), message
 
 
@@ -125,17 +139,18 @@ def test_invalid_option_of_job_is_rejected(command: list[str], sentence: str, ru
     assert message.startswith(f"fedpipe: {sentence}")
 
 
-def test_error_about_running_statistics_shows_net_parameters(own_module: Path, run_fedpipe: RunFedpipe) -> None:
+NORMED = """
+
+def normed(shape, classes):
+    inner = [torch.nn.Flatten(), torch.nn.BatchNorm1d(64)]
+    return torch.nn.Sequential(*inner), torch.nn.Linear(64, classes)
+"""
+
+
+def test_error_about_running_statistics_shows_net_parameters(run_mistake: Callable[..., str]) -> None:
     """The message shows the method that omits running statistics."""
     body = "return {'model': initial_model(0) - self.net.parameters(initial_model(0))}"
-    own_module.write_text(
-        OWN.format(f"def init(self, initial_model):\n        {body}") + "\n\ndef normed(shape, classes):\n"
-        "    inner = [torch.nn.Flatten(), torch.nn.BatchNorm1d(64)]\n"
-        "    return torch.nn.Sequential(*inner), torch.nn.Linear(64, classes)\n"
-    )
-    params = studies.settings(("own",), rounds=1, algorithms={"own": {"algorithm": "own.Own"}})
-    plan = studies.prepare(params | {"model": {"name": "own.normed"}})
-    message = run_with_error(run_fedpipe, "segment", str(plan.runs[0].path), "--stop", "1", "--stack", "1")
+    message = run_mistake("init(self, initial_model)", body, network=NORMED)
     assert message.startswith(
         f"fedpipe: own.Own.init (own.py, line 13): `{body}` combines Tensors with different names: only one of them "
         "has body.1.running_mean, body.1.running_var. Use self.net.parameters(model)"
@@ -147,23 +162,16 @@ def test_error_about_running_statistics_shows_net_parameters(own_module: Path, r
     [("head.weigth", "model", "'head.weight'"), ("model/head.bais", ("model",), "'model/head.bias'")],
 )
 def test_error_about_unknown_trained_tensor_suggests_nearest_name(
-    name: str, group: str | tuple[str, ...], suggestion: str, own_module: Path, run_fedpipe: RunFedpipe
+    name: str, group: str | tuple[str, ...], suggestion: str, run_mistake: Callable[..., str]
 ) -> None:
-    body = f"return Train(self.loss, only=({name!r},), group={group!r})"
-    own_module.write_text(OWN.format(f"def training_pass(self):\n        {body}"))
-    plan = studies.prepare(studies.settings(("own",), rounds=1, algorithms={"own": {"algorithm": "own.Own"}}))
-    message = run_with_error(run_fedpipe, "segment", str(plan.runs[0].path), "--stop", "1", "--stack", "1")
+    message = run_mistake("training_pass(self)", f"return Train(self.loss, only=({name!r},), group={group!r})")
     assert message.startswith(f"fedpipe: own.Own: `only` of a Train pass has '{name}', "), message
     assert f"Did you mean {suggestion}" in message
 
 
-def test_server_optimizer_names_missing_part_of_server_state(own_module: Path, run_fedpipe: RunFedpipe) -> None:
-    body = "return {'body': initial_model(0)}"
-    own_module.write_text(OWN.format(f"def init(self, initial_model):\n        {body}"))
-    params = studies.settings(("own",), rounds=1, algorithms={"own": {"algorithm": "own.Own"}})
-    params["federation"] |= {"server": {"optimizer": "momentum"}}
-    plan = studies.prepare(params)
-    message = run_with_error(run_fedpipe, "segment", str(plan.runs[0].path), "--stop", "1", "--stack", "1")
+def test_server_optimizer_names_missing_part_of_server_state(run_mistake: Callable[..., str]) -> None:
+    server = {"optimizer": "momentum"}
+    message = run_mistake("init(self, initial_model)", "return {'body': initial_model(0)}", server=server)
     assert message.startswith("fedpipe: own.Own.init (own.py, line 12) returned no model 'model', "), message
     assert "federation.server: momentum" in message
     assert "server_optimizer_part" in message
