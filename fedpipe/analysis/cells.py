@@ -10,7 +10,10 @@ from fedpipe.report import results
 
 
 def find_cell(plan: Plan, algorithm: str, seed: int | None, grid: dict[str, Any]) -> Cell:
-    """Find the only cell of an algorithm, a seed (by default the first) and values of the study's grid."""
+    """Find the only cell of an algorithm, a seed (by default the first) and values of the study's grid.
+
+    Raises a SettingsError if no cell or several cells match.
+    """
     if algorithm not in plan.algorithms:
         raise SettingsError(f"'{algorithm}' is not in the study. {suggest_name(algorithm, plan.algorithms)}")
     seed = plan.seeds[0] if seed is None else seed

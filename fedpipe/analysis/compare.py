@@ -46,6 +46,9 @@ def compare_revisions(names: Sequence[str], has_only_changes: bool = False) -> t
 
     ``names`` are commits, tags, branches or experiments, beginning with the baseline. A single one, by default HEAD, is
     compared with the workspace. ``has_only_changes`` omits the rows whose runs are the same in all revisions.
+
+    Raises a SettingsError if a revision does not exist or contains no results, and an ArtifactError if some of its
+    files are not in this folder, in DVC's cache or in its remote.
     """
     names = [*(names or ["HEAD"]), *([WORKSPACE] if len(names) < 2 else [])]
     if repeated_names := [name for name in names if names.count(name) > 1]:

@@ -19,7 +19,10 @@ MAX_LISTED_RUNS = 19  #: maximum number of runs listed for an unknown key
 
 
 def find_run(key: str) -> RunFiles:
-    """Find the run with this key, prefix or path, or ``ALGORITHM/KEY`` if several algorithms share it."""
+    """Find the run with this key, prefix or path, or ``ALGORITHM/KEY`` if several algorithms share it.
+
+    Raises a SettingsError if no run, or several runs, have such a key.
+    """
     label, start = ["*", *key.rstrip("/").split("/")][-2:]
     run_folders = sorted(path.parent for path in (RESULTS / "runs").glob(f"{label or '*'}/{start}*/run.yaml"))
     if len(run_folders) != 1:

@@ -53,7 +53,10 @@ def open_run_on_cpu(files: RunFiles) -> Run:
 
 
 def list_batches(run: Run, client: int, round_number: int, stream: str) -> list[list[int]]:
-    """List the samples of each training step of a client in a round, in the Train passes of a stream."""
+    """List the samples of each training step of a client in a round, in the Train passes of a stream.
+
+    Raises a SettingsError if the client is held out, or there is no pass with this stream.
+    """
     if client not in run.clients.ids:
         raise SettingsError(f"client: {client} is held out and has no batches. Use one of {list(run.clients.ids)}.")
     algorithm = run.algorithm.bind_round(round_number, run.settings.seed)

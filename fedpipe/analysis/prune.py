@@ -52,7 +52,11 @@ class UnneededFiles:
 
 
 def find_unneeded_files() -> list[UnneededFiles]:
-    """Find everything that no study or commit needs, in order of path."""
+    """Find everything that no study or commit needs, in order of path.
+
+    Raises a SettingsError if a study can't be planned, so that its runs are unknown, and an ArtifactError if the
+    current folder is not in a repository of git and DVC.
+    """
     cache = Path(_run_command("dvc", "cache", "dir")) / "files" / "md5"
     runs, needed_partitions, needed_data = _find_needed_paths()
     runs |= _find_named_runs(_read_committed_keys())

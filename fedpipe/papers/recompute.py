@@ -92,7 +92,10 @@ class Recomputation:
 
 
 def draw_random_rounds(studies: list[Path], preset: str, count: int, rng: random.Random) -> list[DrawnRound]:
-    """Draw stored runs of these studies at a preset, and an evaluated round of each."""
+    """Draw stored runs of these studies at a preset, and an evaluated round of each.
+
+    Raises a SettingsError if there is no stored run, and an ArtifactError if a store is damaged.
+    """
     all_runs = [(study, run) for study in studies for run in RunStore.read(study).runs]
     runs = [(study, run) for study, run in all_runs if run.preset == preset]
     if not runs:
@@ -107,6 +110,9 @@ def recompute_round(drawn_round: DrawnRound) -> Recomputation:
     """Train a run again with today's code, in a temporary folder, and compare the accuracies of a round.
 
     Missing data and partitions are stored in `results`, as `fedpipe run` does.
+
+    Raises an ArtifactError if the study now has other settings, and a SettingsError if it can't be planned or data are
+    missing.
     """
     stored_run = drawn_round.run
     plan = planner.make_plan(drawn_round.study, stored_run.preset)

@@ -34,6 +34,9 @@ def record_runs_of_studies(paths: list[Path], preset: str) -> Iterator[RecordedS
     """Record the finished runs of all studies that are planned at a preset.
 
     Stored runs stay as they are, also if they are not on this machine. Studies without finished runs are omitted.
+
+    Raises a SettingsError if no study has a finished run, and an ArtifactError if a store or a file of a run is
+    damaged.
     """
     commit, is_empty = commits.read_code_commit(), True
     for path in paths:

@@ -144,7 +144,10 @@ class RunStore:
 
     @classmethod
     def read(cls, study: Path) -> RunStore:
-        """Read the stored runs of a study, and check each of them. A study without these files has none."""
+        """Read the stored runs of a study, and check each of them. A study without these files has none.
+
+        Raises an ArtifactError, which names the line, if a file is damaged.
+        """
         runs_path, accuracies_path = get_stored_runs_path(study), get_stored_accuracies_path(study)
         curves: dict[str, dict[tuple[str, ...], int]] = {}
         for line, (run_id, *values) in _read_csv_lines(accuracies_path, AccuracyCurve):

@@ -47,7 +47,10 @@ class Override:
 
     @classmethod
     def from_option(cls, option: str) -> Override:
-        """Parse an option: KEY=VALUE, with a value in YAML and a key that can be set."""
+        """Parse an option: KEY=VALUE, with a value in YAML and a key that can be set.
+
+        Raises a SettingsError if it is not KEY=VALUE, the value is not YAML, or the key can't be set.
+        """
         key, sign, text = (part.strip() for part in option.partition("="))
         if not sign or not text or not all(key.split(".")):
             raise SettingsError(f"-S: '{option}' is not KEY=VALUE. Use for example -S federation.rounds=10.")
@@ -110,7 +113,10 @@ class DerivedStudy:
 
     @classmethod
     def from_options(cls, base: Path, options: Sequence[str]) -> DerivedStudy:
-        """Derive a study. The order of the options has no effect."""
+        """Derive a study. The order of the options has no effect.
+
+        Raises a SettingsError if an option is not KEY=VALUE, a key is set twice, or the base is not a study.
+        """
         base = layout.normalize_study_path(base)
         StudyFiles.from_params(base)  # raises an error if it is outside the project
         overrides = tuple(sorted(map(Override.from_option, options)))
@@ -138,7 +144,10 @@ class DerivedStudy:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The settings of the base with the new values."""
+        """The settings of the base with the new values.
+
+        Raises a SettingsError if the base can't be read, or a key can't be set in it.
+        """
         settings = loader.read_params(self.base)
         presets_by_name = convert_to_mapping(settings.get("presets"))
         presets = [changes for changes in presets_by_name.values() if isinstance(changes, dict)]
@@ -182,7 +191,10 @@ class DerivedStudy:
             ) from None
 
     def write_study(self, preset: str) -> bool:
-        """Check the study, and write its file if it is missing or outdated. Return whether it was."""
+        """Check the study, and write its file if it is missing or outdated. Return whether it was.
+
+        Raises a SettingsError if the study is invalid, or the user has edited its file.
+        """
         self.require_unedited_file()
         if self.file_state == "current":
             return False

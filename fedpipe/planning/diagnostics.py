@@ -21,7 +21,10 @@ from fedpipe.settings.params import Params
 
 
 def plan_diagnostics(study_params: Params, cells: Iterable[Cell]) -> tuple[PlannedDiagnostic, ...]:
-    """Plan all diagnostics of a study, each once."""
+    """Plan all diagnostics of a study, each once.
+
+    Raises a SettingsError if an entry has a method, seed or grid value that the study lacks.
+    """
     planned_diagnostics: dict[tuple[str, Path], PlannedDiagnostic] = {}
     cells = list(cells)
     for name, diagnostic in study_params.diagnostics.items():

@@ -43,7 +43,10 @@ def is_planned_dataset(name: str) -> bool:
 
 
 def download_dataset(name: str) -> Path:
-    """Obtain and store a data set by its name in a plan, such as ``imdb-0123456789ab``. Return the stored file."""
+    """Obtain and store a data set by its name in a plan, such as ``imdb-0123456789ab``. Return the stored file.
+
+    Raises an ArtifactError if no plan has it, or its settings file was edited.
+    """
     path = store.get_dataset_settings_path(name)
     settings = read_verified_settings(path, name, lambda settings: parser.parse_dataset(settings).dataset_path.stem)
     section = parser.parse_dataset(settings)
@@ -53,8 +56,8 @@ def download_dataset(name: str) -> Path:
 def load_and_save_dataset(dataset: Dataset, fetch: Fetcher, path: Path | None = None) -> Path:
     """Load a data set, compare it with the digest in keys, and save it with a manifest of its facts. Return the file.
 
-    ``path`` is by default :func:`~fedpipe.data.store.get_stored_dataset_path`. Nothing is saved if a file can't be
-    downloaded, or if the samples differ from the data set's class.
+    ``path`` is by default :func:`~fedpipe.data.store.get_stored_dataset_path`. Raises an ArtifactError, and saves
+    nothing, if a file can't be downloaded or the samples differ from the data set's class.
     """
     loaded = dataset.load(fetch)
     arrays = store.convert_to_canonical_arrays(loaded)
@@ -83,6 +86,9 @@ def download_and_pin_dataset(name: str | None, params: Path, stored: set[Path] |
     For the study's own data set, this includes the files of its partition and its model's weights. Without a name, it
     also includes the data sets of the study's grid and presets. ``stored`` are the data sets that other studies have
     obtained. New ones are added. Returns a description of what was done and what remains to be done.
+
+    Raises a SettingsError if there is no such data set or study, or a file of the study is missing, and an
+    ArtifactError if the data set's files can't be downloaded or differ from their checksums.
     """
     settings = loader.read_params(params) if name is None or params.is_file() else {}
     section = parser.parse_dataset(settings.get("dataset", {}))

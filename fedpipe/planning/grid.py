@@ -100,6 +100,8 @@ def build_grid_point_params(
 
     The order of precedence is: preset, overrides of the method, grid, study. Keys of the preset are not among the
     overrides. ``obtain_command`` is the command that obtains the study's data.
+
+    Raises a SettingsError, which names the point, if its settings are invalid.
     """
     with add_location_to_errors(point.locations):
         point_settings = loader.override_settings(raw, point.changes, preset_changes)
@@ -133,7 +135,10 @@ def build_draw_params(
     label: str,
     values: dict[str, Any],
 ) -> Params:
-    """Resolve the settings of a method at a point with the drawn values of `tune`, which no other key overlaps."""
+    """Resolve the settings of a method at a point with the drawn values of `tune`, which no other key overlaps.
+
+    Raises a SettingsError, which names the point and the draw, if a drawn value is invalid.
+    """
     drawn_values = ", ".join(f"{key}: {value}" for key, value in values.items())
     locations = [*point.locations, f"with {drawn_values}, which tune.over draws for {label}"]
     with add_location_to_errors(locations):

@@ -140,7 +140,10 @@ def list_winner_keys(plan: Plan, search: PlannedSearch, draw: int) -> list[str]:
 
 
 def write_winner_settings(plan: Plan) -> None:
-    """Write the settings of the winners' runs, if the winners are known. Their jobs read them."""
+    """Write the settings of the winners' runs, if the winners are known. Their jobs read them.
+
+    Raises an ArtifactError if the keys in the result of the last rung are not those of the winners.
+    """
     plan, rungs = plan.add_search_results(), plan.read_rungs()
     if plan.tuning is None or len(rungs) < len(plan.tuning.rungs):
         return

@@ -75,7 +75,10 @@ class Section(BaseModel):
 
     @classmethod
     def from_settings(cls, settings: Any, key: str) -> Self:
-        """Validate the settings of this section alone. ``key`` is its key for messages."""
+        """Validate the settings of this section alone. ``key`` is its key for messages.
+
+        Raises a SettingsError with one line for each mistake.
+        """
         try:
             return cls.model_validate(settings)
         except ValidationError as error:

@@ -12,7 +12,10 @@ from fedpipe.core.yaml_text import read_yaml
 
 
 def read_params(path: Path) -> dict[str, Any]:
-    """Read the YAML file without validation."""
+    """Read the YAML file without validation.
+
+    Raises a SettingsError if the file is missing or is not YAML.
+    """
     try:
         settings = read_yaml(path.read_text(encoding="utf-8"), path)
     except FileNotFoundError:

@@ -84,7 +84,10 @@ class Method:
 
 
 def parse_method_options(settings: Any, label: str) -> MethodOptions:
-    """Parse the options of a method in settings that are not validated yet, such as those of a grid point."""
+    """Parse the options of a method in settings that are not validated yet, such as those of a grid point.
+
+    Raises a SettingsError with one line for each mistake.
+    """
     return _parse_method_entry_options(convert_to_mapping(settings.get("algorithms")).get(label), label)
 
 
@@ -111,7 +114,10 @@ def _parse_method_entry_options(entry: Any, label: str) -> MethodOptions:
 
 
 def parse_method(entry: Any, label: str) -> Method:
-    """Parse an entry of `algorithms`."""
+    """Parse an entry of `algorithms`.
+
+    Raises a SettingsError with one line for each mistake.
+    """
     return Method(options=_parse_method_entry_options(entry, label), algorithm=_parse_algorithm_entry(entry, label))
 
 
@@ -122,7 +128,10 @@ def _parse_algorithm_entry(entry: Any, label: str) -> Component:
 
 
 def parse_algorithm(settings: Mapping[str, Any], label: str, changes: Mapping[str, Any]) -> Component:
-    """Parse the algorithm of a method in a YAML file, with changed parameters. Other settings are not validated."""
+    """Parse the algorithm of a method in a YAML file, with changed parameters. Other settings are not validated.
+
+    Raises a SettingsError if the study has no such method, or a parameter is wrong.
+    """
     entries = convert_to_mapping(settings.get("algorithms"))
     known_labels = sorted({*entries, *registry.list_components(ALGORITHM)})
     if label not in known_labels:

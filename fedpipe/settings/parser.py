@@ -115,6 +115,8 @@ def apply_preset(
     """Apply a preset. Return the settings, and the keys of the preset that override grid and methods.
 
     ``download_command`` is the command that declares files in the study's file.
+
+    Raises a SettingsError if the study has no such preset.
     """
     if preset == FULL_PRESET:
         return settings, {}

@@ -74,7 +74,10 @@ class Dag:
 
     @classmethod
     def from_selection(cls, selection: StudySelection) -> Dag:
-        """Build the DAG of planned studies, which can be run together."""
+        """Build the DAG of planned studies, which can be run together.
+
+        Raises a UserError if a plan can't be read, or the studies can't be run together.
+        """
         plan = selection.read_plans()
         return cls(selection, plan, plan.execution)
 
@@ -107,7 +110,10 @@ class Dag:
     # -- runs ----------------------------------------------------------------------------------------------------------
 
     def get_run(self, wildcards: Wildcards) -> PlannedRun:
-        """Get the run of a job, unless another command has planned the study without it since."""
+        """Get the run of a job, unless another command has planned the study without it since.
+
+        Raises a SettingsError if another command has planned the study without it since.
+        """
         path = RunFiles.from_key(wildcards.algorithm, wildcards.key).path
         if str(path) not in self.plan.runs:
             raise self._make_edited_study_error(path)

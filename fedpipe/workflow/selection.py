@@ -38,7 +38,10 @@ class StudySelection:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> StudySelection:
-        """Read the selection from `--config` and `--configfile`. Other keys would silently have no effect."""
+        """Read the selection from `--config` and `--configfile`. Other keys would silently have no effect.
+
+        Raises a SettingsError if they contain other keys.
+        """
         if unknown_keys := [key for key in config if key not in ("params", "preset")]:
             keys = ", ".join(f"'{key}'" for key in unknown_keys)
             raise SettingsError(
@@ -55,7 +58,10 @@ class StudySelection:
 
     @cached_property
     def studies(self) -> dict[Path, StudyFiles]:
-        """The files of each study."""
+        """The files of each study.
+
+        Raises a SettingsError if the folder contains no study, or a study has an invalid path.
+        """
         return {path: StudyFiles.from_params(path, self.preset) for path in list_studies_without_readings(self.params)}
 
     def needs_planning(self, is_main_process: bool) -> bool:

@@ -46,7 +46,10 @@ PICTURES = {  #: pictures of pages of components. `docs/images/draw_partitions.p
 
 
 def write_docs() -> None:
-    """Write all generated files into the clone in the current folder."""
+    """Write all generated files into the clone in the current folder.
+
+    Raises a SettingsError if the current folder is not a clone.
+    """
     if not Path("docs").is_dir():
         raise SettingsError("docs: the folder does not exist. Type `fedpipe docs` in the folder of a clone.")
     pages = {f"docs/{kind.plural}.md": render_components_page(kind) for kind in COMPONENT_KINDS}

@@ -78,6 +78,8 @@ def update_project(folder: Path) -> tuple[list[str], list[str]]:
     """Update a project's files to this version, except the user's. Return the changed files and the edited ones.
 
     A file that you have edited is not updated.
+
+    Raises a SettingsError if the folder is not a project.
     """
     from fedpipe.core.storage.files import compute_file_sha256, write_bytes
 

@@ -206,6 +206,9 @@ def build_component(
 
     ``key`` contains the parameters (default: the kind's section). ``other_keys`` are the other keys of the section, for
     suggestions about a mistyped parameter. Messages about the name and the parameters begin with their keys.
+
+    Raises a SettingsError, which begins with the key, if the name or a parameter is unknown, of the wrong type or out
+    of range.
     """
     component_class, key = find_component(kind, name, key), key or kind.section
     if kind is ALGORITHM:

@@ -340,7 +340,10 @@ def read_merged_table(path: Path, columns: Sequence[str] | None = None) -> pa.Ta
 
 
 def read_round_hashes(round_files: RoundFiles, record: Path) -> dict[str, str]:
-    """Read the SHA-256 of a round's files, and of nothing else, from ``state.json`` or ``round.json``."""
+    """Read the SHA-256 of a round's files, and of nothing else, from ``state.json`` or ``round.json``.
+
+    Raises an ArtifactError if the record is missing or damaged.
+    """
     content = files.read_json(record)
     digests = content.get("sha256") if isinstance(content, dict) else None
     if not isinstance(digests, dict):

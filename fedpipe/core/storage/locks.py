@@ -14,7 +14,10 @@ PATIENCE = 60.0  #: seconds after which a waiting process names the lock
 
 @contextmanager
 def lock_file(path: Path) -> Iterator[None]:
-    """Lock a file, and wait for the process that has locked it. The file and its folder are created."""
+    """Lock a file, and wait for the process that has locked it. The file and its folder are created.
+
+    Raises an ArtifactError if the file can't be created or locked.
+    """
     from filelock import FileLock, Timeout
 
     lock = FileLock(path)
