@@ -49,7 +49,9 @@ def resume_segment(plan: NewPlan, stop: int = ROUNDS) -> tuple[int, list[int]]:
     return complete_count, rounds
 
 
-@pytest.mark.parametrize("write_number", [11, 22])  # tests/runs/test_faults.py kills at random moments
+@pytest.mark.parametrize(
+    "write_number", [pytest.param(3, marks=pytest.mark.slow), 11, pytest.param(16, marks=pytest.mark.slow), 22]
+)
 def test_run_resumes_after_kill_during_write(write_number: int, scaffold: Scaffold) -> None:
     plan, run = scaffold
     path = run.files.path
