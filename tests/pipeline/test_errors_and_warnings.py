@@ -54,14 +54,14 @@ def test_snakemake_explains_unreadable_results_of_another_user(project: Project)
 def test_new_mirror_files_replace_generated_samples(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """Snakemake plans a study with generated samples again each time, without any edit."""
     monkeypatch.chdir(project.folder)
-    monkeypatch.setattr("fedpipe.data.sources.fetch.get_cache_folder", lambda: project.folder / "cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(project.folder / "cache"))
     project.write(studies.settings(dataset={"name": "mnist", "subset": 300, "on_missing": "generate"}))
     planner.write_plan(new_plan := planner.make_plan())
     assert [run.dataset.partition("-")[0] for run in new_plan.runs] == ["generated"]
     for file in parser.parse_dataset({"name": "mnist"}).configured_dataset.files:  # type: ignore[attr-defined]
         (project.folder / "mirror" / file.name).parent.mkdir(parents=True, exist_ok=True)
         (project.folder / "mirror" / file.name).write_bytes(b"")  # a dry run does not read them
-    planned = project.run("env", "FEDPIPE_MIRROR=mirror", "snakemake", "-n", "all", *LOCAL)
+    planned = project.run("env", "FEDPIPE_MIRROR=mirror", "XDG_CACHE_HOME=cache", "snakemake", "-n", "all", *LOCAL)
     assert count_jobs(planned)["segment"] == 1
     assert "results/data/mnist-" in planned
     assert "results/data/generated-" not in planned

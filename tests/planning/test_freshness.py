@@ -162,7 +162,7 @@ def test_study_needs_planning_if_plan_file_is_missing_or_invalid() -> None:
 
 
 def test_study_with_generated_data_always_needs_planning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedpipe.data.sources.fetch.get_cache_folder", lambda: Path("cache").absolute())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(Path("cache").absolute()))
     plan = write_plan(dataset={"name": "mnist", "on_missing": "generate"})
     assert all(run.dataset.startswith("generated-") for run in plan.runs)
     assert freshness.compare_source_hashes(plan) == Freshness("fresh")
