@@ -131,7 +131,9 @@ class PaperComparison:
 
 def compare_with_published_cells(measured_cells: Mapping[CellId, MeasuredCell], preset: Preset) -> PaperComparison:
     """Join measured with published cells, and judge what the preset allows: values only at preset ``full``."""
-    all_measured = dict(measured_cells)
+    all_measured, cell_ids = dict(measured_cells), list_all_cell_ids()
+    for cell_id in measured_cells.keys() - set(cell_ids):
+        raise ValueError(f"measured cells: {tuple(cell_id)} is not a cell of a paper.")
     for cell_id, cell in measured_cells.items():
         if cell_id.metric == "accuracy_pct" and cell.number:
             name = f"measured cells: {tuple(cell_id)}"
@@ -143,7 +145,7 @@ def compare_with_published_cells(measured_cells: Mapping[CellId, MeasuredCell], 
         all_measured = _add_derived_cells(paper, all_measured)
     columns = _pair_targets_with_measured_means({} if preset == "smoke" else all_measured)
     cells, missing = {}, MeasuredCell(None, reason=NOT_RUN)
-    for cell_id in list_all_cell_ids():
+    for cell_id in cell_ids:
         pair = published.load_published_numbers().get(cell_id), all_measured.get(cell_id, missing)
         spread = _pool_standard_deviations(*columns.get(_get_column_key(cell_id), ({}, {})))
         cells[cell_id] = ComparedCell(

@@ -318,3 +318,9 @@ def test_comparison_rejects_invalid_accuracies(change, message):
     with pytest.raises(ValueError, match=r"measured cells: .* 'practical/CIFAR-10'") as error:
         compare(change_each(measured, **change))
     assert message in str(error.value)
+
+
+def test_comparison_rejects_unknown_cells():
+    ((cell_id, cell),) = make_measured_cell(*FEDDW_CELL, values={0: 66.0}).items()
+    with pytest.raises(ValueError, match=r"'FedNova', .* is not a cell of a paper"):
+        compare({cell_id._replace(row="FedNova"): cell})
