@@ -21,8 +21,8 @@ if TYPE_CHECKING:  # commands for tables import no torch
 def list_new_clients_protocols(protocols: Iterable[Protocol], has_personal_model: bool = True) -> list[Protocol]:
     """List the protocols that are defined for new clients.
 
-    They have no model after training, and share the global test set with all clients. ``has_personal_model`` tells
-    whether the algorithm's personal models depend on what new clients receive.
+    They have no model after training, and share the global test set with all clients. ``has_personal_model`` is
+    true if the algorithm's personal models depend on what new clients receive.
     """
     models = {"global", "finetuned"} | ({"personal", "prototype"} if has_personal_model else set())
     return [name for name in protocols if name.partition("-on-")[0] in models and name != "global-on-global"]
