@@ -49,7 +49,7 @@ def open_run(
     algorithm: str,
     clients: FederatedData,
     execution: Execution,
-    threads: int | None = None,
+    threads: int = 1,
     **sections: dict[str, Any],
 ) -> Run:
     """Open a run of an algorithm in an empty folder, with these clients and sections of params.yaml."""
