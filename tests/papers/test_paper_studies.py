@@ -152,12 +152,10 @@ def test_dvc_outputs_match_paths_of_results_and_pages() -> None:
 
 
 def test_each_table_and_figure_with_runs_has_study() -> None:
-    expected = {
-        f"{paper.stem}/{part.study}"
-        for paper in layouts.load_papers().values()
-        for part in (*paper.tables.values(), *paper.figures.values())
-        if part.study
-    }
+    expected = set()
+    for paper in layouts.load_papers().values():
+        studies = [table.study for table in paper.tables.values()] + [figure.study for figure in paper.figures.values()]
+        expected |= {f"{paper.stem}/{study}" for study in studies if study}
     assert expected == STUDIES
 
 
