@@ -2,6 +2,9 @@
 
 import csv
 import io
+import json
+import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ from fedpipe.planning import planner
 from fedpipe.report import contents
 from tests import small_studies as studies
 from tests.docs.page_blocks import commands
-from tests.pipeline.conftest import Project
+from tests.pipeline.conftest import Project, wait_until
 
 WIDTH = 160  #: columns of a terminal
 
@@ -92,3 +95,27 @@ def test_dvc_exp_show_omits_failed_queued_experiment(project: Project, monkeypat
     shown = project.run("bash", "-c", line)
     assert "broken" not in shown
     assert "Failed" not in shown
+
+
+@pytest.mark.slow
+def test_queued_experiment_runs_after_worker_of_dvc_has_ended(tmp_path: Path) -> None:
+    """An empty message ends the worker, as in docs/upstream.md. The command then waits until it is interrupted."""
+    project, exps = Project(tmp_path), tmp_path / ".dvc/tmp/exps"
+    project.run("git", "init", "-q")
+    project.run("dvc", "init", "-q")
+    project.write({"x": 1})
+    (tmp_path / "dvc.yaml").write_text("stages: {train: {cmd: echo trained, params: [x]}}")
+    project.run("dvc", "repro", "-q")
+    project.commit()
+    project.run("dvc", "exp", "run", "--queue", "-n", "larger", "-S", "x=2")
+    (exps / "celery/broker/in/0_0.celery.msg").touch()
+
+    def has_worker_ended() -> bool:
+        record = exps / "celery/dvc-exp-worker-1.json"
+        return record.exists() and json.loads(record.read_text() or "{}").get("returncode") is not None
+
+    with project.start_command("dvc", "exp", "run", "--run-all", stdout=subprocess.PIPE, text=True) as waiting:
+        wait_until(has_worker_ended, waiting, "the end of the worker")
+        waiting.send_signal(signal.SIGINT)
+        assert "Reproducing experiment" not in waiting.stdout.read()
+    assert "Reproducing experiment 'larger'" in project.run("dvc", "exp", "run", "--run-all")
