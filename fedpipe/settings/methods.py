@@ -104,8 +104,9 @@ def get_method_title(label: str, method: Method) -> str:
 
 
 def get_algorithm_display_name(algorithm: Component) -> str:
-    """Get an algorithm's name in papers, such as FedALA, from its module's docstring."""
-    return str(sys.modules[type(algorithm).__module__].__doc__).partition("\n")[0].rstrip(".")
+    """Get an algorithm's name in papers, such as FedALA: the first line of its module's docstring, or else its name."""
+    docstring = sys.modules[type(algorithm).__module__].__doc__
+    return (docstring or registry.get_component_name(ALGORITHM, type(algorithm))).partition("\n")[0].rstrip(".")
 
 
 def _parse_method_entry_options(entry: Any, label: str) -> MethodOptions:

@@ -98,6 +98,7 @@ def test_dvc_repro_runs_study_and_experiment_runs_one_algorithm(story: Story) ->
     assert "workspace − HEAD" in changed
     assert re.search(r"^\| FedDW ", changed, flags=re.M)
     assert not re.search(r"^\| FedAvg ", changed, flags=re.M), "FedAvg has the same runs"
+    assert count_jobs(get_output(story, "for alpha"))["segment"] == 4, "FedAvg runs once for the other alpha"
 
 
 def test_dvc_exp_show_has_metrics_of_each_experiment(story: Story) -> None:

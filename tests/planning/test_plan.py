@@ -352,6 +352,12 @@ def test_every_algorithm_has_display_name(name: str) -> None:
     assert re.sub(r"[^a-z]", "", title.lower()) == name.replace("_", "").removesuffix("plus")
 
 
+def test_display_name_without_docstring_is_name_in_params_yaml(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`PYTHONOPTIMIZE=2` removes docstrings."""
+    monkeypatch.setattr("fedpipe.algorithms.feddw.__doc__", None)
+    assert methods.get_method_title("feddw", methods.parse_method({}, "feddw")) == "feddw"
+
+
 def test_method_title_is_label_if_label_differs_from_algorithm() -> None:
     settings = make_study(("fedavg", "fedprox", "mild"))
     settings["algorithms"] |= {
