@@ -43,6 +43,9 @@ from fedpipe.core.storage.layout import FULL_PRESET, PARAMS, StudyFiles
 if TYPE_CHECKING:
     from fedpipe.planning.planner import NewPlan
 
+#: Options of Snakemake that print something else than the progress of jobs.
+PRINTING_OPTIONS = frozenset({"--delete-all-output", "--delete-temp-output", "--lint", "--report"})
+
 
 @app.command("plan", rich_help_panel=USER_PANEL)
 def plan_studies(
@@ -152,7 +155,7 @@ def run_studies(
         _check_snakemake_options(snakemake_options, params)
     params = derive_study(params, preset, overrides)
     command = [snakemake, *get_snakemake_arguments(layout.normalize_study_path(params), preset), "--profile", profile]
-    command += [] if verbose else ["--logger-fedpipe-progress"]
+    command += [] if verbose or PRINTING_OPTIONS.intersection(snakemake_options) else ["--logger-fedpipe-progress"]
     command += ["-n"] if dry_run else []
     command += [] if jobs is None else ["--cores" if _is_local_profile(profile) else "--jobs", str(jobs)]
     command += snakemake_options

@@ -74,7 +74,8 @@ def compute_rung_result(plan: Plan, rounds: int, plan_draw: PlanDraw | None = No
     tuning = tuning.replace_tpe_draws(earlier_rungs)
     if len(earlier_rungs) < number:
         raise ArtifactError(
-            f"{plan.rung_files[number - 1]} is missing or outdated. Type `{plan.run_command}` to rank that rung first."
+            f"{plan.rung_files[number - 1]} is missing or of another search. If it exists, delete it. Then type "
+            f"`{plan.run_command}`, which ranks that rung first."
         )
     found = []
     for index, planned in enumerate(tuning.searches):

@@ -7,6 +7,7 @@ the process of every job, so this module imports torch, pandas and pydantic only
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shlex
 import sys
@@ -121,8 +122,8 @@ class Dag:
 
     def _make_edited_study_error(self, path: Path) -> SettingsError:
         return SettingsError(
-            f"{path} is not in the plan of {self.selection.params}, which was edited while this job was queued. Type "
-            "the same command again."
+            f"{path} is not in the plan of {self.selection.params}. If you edited the study while this job was queued, "
+            "type the same command again."
         )
 
     def get_segment_ends(self, run: PlannedRun) -> list[int]:
@@ -403,14 +404,26 @@ def _list_partition_files(partitions: Iterable[str]) -> list[str]:
 def make_partition_wildcards_function(plan: Plan, function: Callable[[str], _T]) -> Callable[[Wildcards], _T]:
     """Convert a function of a partition's key to a function of wildcards, where `{partition}` is its name."""
     keys = {name: key for key, name in plan.partition_names.items()}
-    return lambda wildcards: function(keys[wildcards.partition])
+
+    def call_with_key(wildcards: Wildcards) -> _T:
+        if wildcards.partition not in keys:
+            raise SettingsError(f"partition '{wildcards.partition}' is not in the plan. Use one of {', '.join(keys)}.")
+        return function(keys[wildcards.partition])
+
+    return call_with_key
 
 
 def format_resume_advice(arguments: Sequence[str]) -> str:
     """Format the message after a failure or Ctrl+C, which Snakemake does not distinguish."""
-    message = (
-        "fedpipe: Snakemake ended before all jobs were done. Complete rounds are kept. To continue after them, type"
-    )
+    message = "fedpipe: Snakemake ended before all jobs were done."
+    if "/.dvc/tmp/" in str(Path.cwd()):
+        return f"{message} DVC deletes this temporary folder with its rounds."
+    if experiment := os.environ.get("DVC_EXP_NAME"):
+        return (
+            f"{message} To continue after the complete rounds, type `dvc repro`, then `dvc exp save -n {experiment}`. "
+            "Another `dvc exp run` would delete them."
+        )
+    message += " Complete rounds are kept. To continue after them, type"
     if PROGRESS_OPTION in arguments:
         return f"{message} the same command again."
     return f"{message}:\n    {shlex.join(['snakemake', *arguments])}"

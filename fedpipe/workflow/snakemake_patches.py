@@ -16,6 +16,8 @@ patches to send.
   so Snakemake would never overwrite them (``_IOFile.protected``). After an interrupted `dvc pull` a table may exist
   without its record, and Snakemake would accept it for any settings (``FilePersistence.params_changed``, and
   ``has_metadata``, which skips it).
+  With `--touch`, Snakemake records outputs that it does not make as made with the current settings, and with
+  `--drop-metadata` it keeps the record of an earlier output with the same name (``FilePersistence.finished``).
 - Parameters: Snakemake imports pandas to test whether a parameter is a frame, which takes a quarter of the time of a
   study that is complete (``FilePersistence._serialize_param_pandas``).
 """
@@ -32,6 +34,7 @@ from snakemake.io import _IOFile
 from snakemake.persistence import ParamsChange
 from snakemake.persistence.file import FilePersistence
 from snakemake.scheduling.job_scheduler import JobScheduler
+from snakemake.settings.enums import PersistenceBackend
 
 from fedpipe.core.errors import SettingsError
 
@@ -46,6 +49,13 @@ def require_snakemake_version() -> None:
             f"snakemake {snakemake.__version__} is installed, but fedpipe replaces private parts of snakemake "
             f"{SNAKEMAKE_VERSION}. Install the versions of requirements.lock."
         )
+
+
+def is_complete_dag(workflow: Any) -> bool:
+    """Whether Snakemake makes all results, not only a part of them, and does not only touch them."""
+    settings = workflow.dag_settings
+    has_all_jobs = "all" in (settings.targets or ["all"])
+    return has_all_jobs and not (workflow.touch or settings.batch or settings.until or settings.omit_from)
 
 
 def wait_for_log_records(logger_manager: Any) -> None:
@@ -125,6 +135,30 @@ def patch_missing_records() -> None:
 
     FilePersistence.params_changed = get_changes_or_missing
     FilePersistence.has_metadata = lambda *_: True  # Snakemake calls params_changed only if this is true
+
+
+def patch_unmade_records() -> None:
+    """Let Snakemake delete the records of touched outputs with fixed names, and with --drop-metadata of all outputs.
+
+    The next command makes outputs without a record again, see `patch_missing_records`.
+    """
+    finish = FilePersistence.finished
+
+    async def finish_or_forget(persistence: FilePersistence, job: Any) -> None:
+        workflow = persistence.dag.workflow
+        is_unmade = workflow.touch and "preset" in job.params.keys()  # noqa: SIM118
+        if is_unmade or not workflow.execution_settings.keep_metadata:
+            persistence.cleanup(job)
+        else:
+            await finish(persistence, job)
+
+    FilePersistence.finished = finish_or_forget
+
+
+def require_records_in_files(workflow: Any) -> None:
+    """Reject records in a database, which DVC does not version and the patches do not change."""
+    if workflow.workflow_settings.persistence_backend != PersistenceBackend.FILE:
+        raise SettingsError("--persistence-backend can only be `file`, because DVC versions the records of outputs.")
 
 
 def patch_pandas_import() -> None:

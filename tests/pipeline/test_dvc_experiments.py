@@ -3,8 +3,10 @@
 import csv
 import io
 import json
+import os
 import signal
 import subprocess
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from fedpipe.planning import planner
 from fedpipe.report import contents
 from tests import small_studies as studies
 from tests.docs.page_blocks import commands
-from tests.pipeline.conftest import Project, wait_until
+from tests.pipeline.conftest import Project, count_jobs, wait_until
 
 WIDTH = 160  #: columns of a terminal
 
@@ -119,3 +121,29 @@ def test_queued_experiment_runs_after_worker_of_dvc_has_ended(tmp_path: Path) ->
         waiting.send_signal(signal.SIGINT)
         assert "Reproducing experiment" not in waiting.stdout.read()
     assert "Reproducing experiment 'larger'" in project.run("dvc", "exp", "run", "--run-all")
+
+
+@pytest.mark.slow
+def test_interrupted_experiment_continues_with_dvc_repro(project: Project) -> None:
+    """As docs/dvc.md describes, `dvc exp save` then stores it. Its second round was trained once, at one time."""
+    project.write(studies.settings(("fedavg",), 1))
+    project.run("dvc", "repro")
+    project.commit()
+    (run,) = (project.folder / "results/runs/fedavg").iterdir()
+    with project.start_command(
+        *("dvc", "exp", "run", "-n", "longer", "-S", "federation.rounds=400"), stderr=subprocess.PIPE, text=True
+    ) as experiment:
+        wait_until((run / "rounds/0003/round.json").is_file, experiment, "round 3")
+        times = (run / "rounds/0002/times.json").read_bytes()
+        os.killpg(experiment.pid, signal.SIGINT)
+        assert "type `dvc repro`, then `dvc exp save -n longer`" in experiment.stderr.read()
+    assert count_jobs(project.run("dvc", "repro"))["segment"] == 1
+    with zipfile.ZipFile(run / "rounds.zip") as rounds:
+        assert rounds.read("0002/times.json") == times
+    metrics = project.metrics()
+    project.run("dvc", "exp", "save", "-n", "longer")
+    project.run("bash", "-ec", "git checkout -q . && dvc checkout -q")
+    assert project.metrics() != metrics
+    project.run("dvc", "exp", "apply", "longer")
+    assert project.metrics() == metrics
+    assert not count_jobs(project.run("dvc", "repro"))

@@ -130,6 +130,28 @@ def test_every_command_prints_one_error_for_invalid_settings(project: Project, c
 
 
 @pytest.mark.slow
+def test_touched_and_unrecorded_tables_are_made_again(project: Project) -> None:
+    """With `--touch`, Snakemake would accept the old table, and with `--drop-metadata` an old record."""
+    project.write(studies.settings(("fedavg", "feddw"), 2, evaluation={"protocols": ["personal-on-local"]}))
+    assert "fedpipe: done" not in project.snakemake("all", "--until", "partition")
+    project.snakemake(TABLE)
+    by_sample = project.metrics()
+    project.edit(report={"average": "client"})
+    assert "fedpipe: done" not in project.snakemake("all", "--touch")
+    assert project.metrics() == by_sample
+    project.snakemake(TABLE)
+    by_client = project.metrics()
+    assert by_client != by_sample
+    project.edit(report={"average": "sample"})
+    project.snakemake(TABLE, "--drop-metadata")
+    assert project.metrics() == by_sample
+    project.edit(report={"average": "client"})
+    project.snakemake(TABLE)
+    assert project.metrics() == by_client
+    assert "--persistence-backend" in project.snakemake("all", "--persistence-backend", "db", check=False)
+
+
+@pytest.mark.slow
 def test_readme_custom_algorithm_runs_from_one_file(project: Project) -> None:
     """Use the example of the README without changes."""
     readme = (project.folder / "README.md").read_text()

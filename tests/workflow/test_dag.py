@@ -95,6 +95,11 @@ def test_job_of_run_that_is_no_longer_planned_is_rejected() -> None:
         edited.get_partition_input(make_wildcards(key="0123456789ab"))
     with pytest.raises(SettingsError, match=r"/surface-0123456789ab\.parquet is not in the plan of"):
         edited.get_diagnostic(make_wildcards(**wildcards, round="0001", diagnostic="surface-0123456789ab"))
+    get_key = dag.make_partition_wildcards_function(edited.plan.plans[0], str)
+    (name,) = edited.plan.plans[0].partition_names.values()
+    assert get_key(make_wildcards(partition=name)) in edited.plan.partitions
+    with rejects(f"partition 'iid-seed7' ... Use one of {name}"):
+        get_key(make_wildcards(partition="iid-seed7"))
 
 
 def test_segment_needs_previous_segment() -> None:
@@ -330,11 +335,17 @@ def test_invalid_study_ends_snakemake_with_reason(capfd: pytest.CaptureFixture[s
 # -- messages and the shell --------------------------------------------------------------------------------------------
 
 
-def test_messages_contain_command_of_study() -> None:
+def test_messages_contain_command_of_study(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = build_dag("studies/two words.yaml")
     arguments = ["all", "--config", "params=studies/two words.yaml"]
     assert dag.format_resume_advice(arguments).endswith(":\n    snakemake all --config 'params=studies/two words.yaml'")
     assert dag.format_resume_advice(["all", dag.PROGRESS_OPTION]).endswith(" the same command again.")
+    monkeypatch.setenv("DVC_EXP_NAME", "louder")
+    assert "`dvc repro`, then `dvc exp save -n louder`" in dag.format_resume_advice(["all", dag.PROGRESS_OPTION])
+    temporary_folder = Path(".dvc/tmp/exps/tmp0")
+    temporary_folder.mkdir(parents=True)
+    monkeypatch.chdir(temporary_folder)
+    assert "dvc repro" not in dag.format_resume_advice(["all", dag.PROGRESS_OPTION])
     assert "`fedpipe show --params 'studies/two words.yaml'`" in graph.format_done_message()
     assert " results/studies/two words/tables/results.md," in graph.format_done_message()
 

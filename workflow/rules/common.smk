@@ -39,6 +39,7 @@ snakemake_patches.require_snakemake_version()
 snakemake_patches.patch_record_writing()
 snakemake_patches.patch_linked_outputs()
 snakemake_patches.patch_missing_records()
+snakemake_patches.patch_unmade_records()
 snakemake_patches.patch_pandas_import()
 
 # Several Snakemakes may share a folder. This only concerns the main process.
@@ -73,6 +74,7 @@ if MAKES_PAPERS and "params" not in config:
 # Each study has its plan, tables and figures in results/studies/NAME@PRESET. Studies share runs, partitions and data.
 # 4. Plan the studies whose plans are not current, and read the plans.
 try:
+    snakemake_patches.require_records_in_files(workflow)
     require_importable_folder(Path.cwd())
     SELECTION = StudySelection.from_config(config)
     if SELECTION.needs_planning(workflow.is_main_process):
@@ -105,9 +107,7 @@ onerror:
 
 
 onsuccess:
-    if workflow.is_main_process and "all" in (
-        workflow.dag_settings.targets or ["all"]
-    ):
+    if workflow.is_main_process and snakemake_patches.is_complete_dag(workflow):
         snakemake_patches.wait_for_log_records(workflow.logger_manager)
         with suppress(OSError):  # the pipe of `| head` is closed
             print(STUDY_DAG.format_done_message(), file=sys.stderr, flush=True)
