@@ -83,7 +83,7 @@ def render_results(data: StudyData, output_format: TableFormat = "markdown") -> 
     plan.require_finished_search()
     table = plan.study_files.get_result_table_path("md")
     if table.is_file() and len(_get_complete_cells(plan)) < len(plan.cells):
-        raise ArtifactError(f"{table} belongs to an earlier plan. Type `{plan.run_command}` to run the current plan.")
+        raise ArtifactError(f"{table} is outdated, because runs are missing. Type `{plan.run_command}` to run them.")
     require_current_tables(data, table.name)
     if output_format != "markdown":
         from fedpipe.report import wide

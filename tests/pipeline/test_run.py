@@ -173,7 +173,7 @@ def test_fedpipe_run_prints_one_line_per_job_and_error_in_last_line(project: Pro
     assert project.capture("fedpipe", "run").returncode == 1
     shown = project.fedpipe("show", check=False)
     assert "PARTIAL" in shown
-    assert "results/tables/results.md belongs to an earlier plan. Type `fedpipe run`" in shown
+    assert "results/tables/results.md is outdated, because runs are missing. Type `fedpipe run`" in shown
 
 
 def check_show_of_failed_run(project: Project, log: Path) -> str:
