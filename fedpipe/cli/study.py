@@ -155,7 +155,8 @@ def run_studies(
         _check_snakemake_options(snakemake_options, params)
     params = derive_study(params, preset, overrides)
     command = [snakemake, *get_snakemake_arguments(layout.normalize_study_path(params), preset), "--profile", profile]
-    command += [] if verbose or PRINTING_OPTIONS.intersection(snakemake_options) else ["--logger-fedpipe-progress"]
+    has_other_output = not PRINTING_OPTIONS.isdisjoint(word.partition("=")[0] for word in snakemake_options)
+    command += [] if verbose or has_other_output else ["--logger-fedpipe-progress"]
     command += ["-n"] if dry_run else []
     command += [] if jobs is None else ["--cores" if _is_local_profile(profile) else "--jobs", str(jobs)]
     command += snakemake_options

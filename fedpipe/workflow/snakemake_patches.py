@@ -122,13 +122,18 @@ def patch_linked_outputs() -> None:
     _IOFile.protected = is_protected
 
 
+def _has_fixed_names(job: Any) -> bool:
+    """Whether the outputs of a job have fixed names. Outputs under keys belong to their settings."""
+    return "preset" in job.params.keys()  # noqa: SIM118  # `in` alone would search the values
+
+
 def patch_missing_records() -> None:
     """Let Snakemake rerun outputs with fixed names that have no record."""
     get_changes = FilePersistence.params_changed
 
     def get_changes_or_missing(persistence: FilePersistence, job: Any, file: Any = None) -> Any:
         changes = get_changes(persistence, job, file)
-        if "preset" not in job.params.keys():  # noqa: SIM118  # outputs under keys belong to their settings
+        if not _has_fixed_names(job):
             return changes
         unrecorded = {output for output in job.output if persistence.metadata(output) is None}
         return changes | ParamsChange(only_new={"no record"} if unrecorded else set(), files=unrecorded)
@@ -137,22 +142,22 @@ def patch_missing_records() -> None:
     FilePersistence.has_metadata = lambda *_: True  # Snakemake calls params_changed only if this is true
 
 
-def patch_unmade_records() -> None:
+def patch_outdated_records() -> None:
     """Let Snakemake delete the records of touched outputs with fixed names, and with --drop-metadata of all outputs.
 
     The next command makes outputs without a record again, see `patch_missing_records`.
     """
     finish = FilePersistence.finished
 
-    async def finish_or_forget(persistence: FilePersistence, job: Any) -> None:
+    async def finish_or_delete_records(persistence: FilePersistence, job: Any) -> None:
         workflow = persistence.dag.workflow
-        is_unmade = workflow.touch and "preset" in job.params.keys()  # noqa: SIM118
-        if is_unmade or not workflow.execution_settings.keep_metadata:
+        is_touched = workflow.touch and _has_fixed_names(job)
+        if is_touched or not workflow.execution_settings.keep_metadata:
             persistence.cleanup(job)
         else:
             await finish(persistence, job)
 
-    FilePersistence.finished = finish_or_forget
+    FilePersistence.finished = finish_or_delete_records
 
 
 def require_records_in_files(workflow: Any) -> None:

@@ -247,9 +247,11 @@ def test_ctrl_c_stops_fedpipe_run_and_same_command_resumes(project: Project) -> 
         ),
         pytest.param(("--profile", "a b"), f"all --profile 'a b' {PROGRESS}", marks=pytest.mark.slow),
         (("--jobname", "a; {jobid}"), f"all {LOCAL} --jobname 'a; {{jobid}}'"),
+        # The progress would hide what these options print.
+        pytest.param(("--lint",), "all --profile workflow/profiles/local --lint", marks=pytest.mark.slow),
         pytest.param(
-            ("--lint",), "all --profile workflow/profiles/local --lint", marks=pytest.mark.slow
-        ),  # the progress would hide it
+            ("--report=page.html",), "all --profile workflow/profiles/local --report=page.html", marks=pytest.mark.slow
+        ),
         pytest.param(
             ("--set-threads", "segment=2", "-np"), f"all {LOCAL} -n --set-threads segment=2 -p", marks=pytest.mark.slow
         ),

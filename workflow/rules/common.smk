@@ -39,7 +39,7 @@ snakemake_patches.require_snakemake_version()
 snakemake_patches.patch_record_writing()
 snakemake_patches.patch_linked_outputs()
 snakemake_patches.patch_missing_records()
-snakemake_patches.patch_unmade_records()
+snakemake_patches.patch_outdated_records()
 snakemake_patches.patch_pandas_import()
 
 # Several Snakemakes may share a folder. This only concerns the main process.
