@@ -229,6 +229,17 @@ def test_code_digest_follows_components_but_not_shared_code() -> None:
         assert {path.name for path in digest.files} == files
 
 
+@pytest.mark.parametrize(
+    "statement", ["import fedpipe.algorithms as methods", "from fedpipe import algorithms as methods"]
+)
+def test_code_digest_follows_package_of_components(statement: str, own_module: Path) -> None:
+    own_module.write_text(
+        f"{statement}\n\n\nclass Method:\n    def step(self):\n        return methods.scaffold.Scaffold\n"
+    )
+    digest = code_digest.compute_code_digest(importlib.import_module("own").Method)
+    assert {path.name for path in digest.files} == {"own.py", "scaffold.py", "fedavg.py"}
+
+
 def test_code_digest_of_method_with_dw_covers_dw_module() -> None:
     algorithms = (registry.build_component(component.ALGORITHM, "fedavg", dw) for dw in ({}, {"dw": {}}))
     plain, regularized = (

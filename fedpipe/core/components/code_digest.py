@@ -361,9 +361,7 @@ class _DependencyWalk:
                     self.visit_name(module, name)
         elif module and not is_first_party_module(target) and self._is_followed(module):
             self._visit_attribute(module, [name, *attributes])
-        elif target == PACKAGE or (
-            is_first_party_module(target) and any(package.startswith(f"{target}.") for package in COMPONENT_PACKAGES)
-        ):
+        elif is_first_party_module(target) and any(f"{each}.".startswith(f"{target}.") for each in COMPONENT_PACKAGES):
             self._visit_attribute_chain(target, attributes)
 
     def _visit_attribute_chain(self, package: str, attributes: list[str]) -> None:
