@@ -254,7 +254,7 @@ def rank_draws(
 
         new_plan = planner.make_plan(params, preset)
         contents.require_unchanged_search(new_plan, study_plan.search_digest)
-        rung = tuning.compute_rung_result(new_plan, rounds, lambda index, *draw: new_plan.draw_planners[index](*draw))
+        rung = tuning.compute_rung_result(new_plan, rounds, new_plan.draw_planners)
         planner.write_job_files(new_plan)
     else:
         rung = tuning.compute_rung_result(study_plan, rounds)

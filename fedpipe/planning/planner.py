@@ -38,7 +38,7 @@ from fedpipe.planning.new_clients import check_new_clients, check_reported_clien
 from fedpipe.planning.plan import Cell, Plan, PlannedRun, add_run
 from fedpipe.planning.rank_test import check_rank_test
 from fedpipe.planning.run_settings import RunSettings
-from fedpipe.planning.rungs import TUNED, TUNING, UNTUNED, Candidate, PlannedSearch, PlannedTuning, Rung
+from fedpipe.planning.rungs import TUNED, TUNING, UNTUNED, Candidate, DrawPlanner, PlannedSearch, PlannedTuning, Rung
 from fedpipe.settings import loader, methods, parser
 from fedpipe.settings.base import ValidationProtocol, convert_to_new_clients_protocol
 from fedpipe.settings.dataset import format_download_command
@@ -49,7 +49,6 @@ from fedpipe.settings.tune import Tune
 #: and hashes of files can't detect that.
 CUSTOM_MODULES_MARK = "custom modules"
 PINNABLE_SECTIONS = {"dataset", "partition", "model"}  #: sections with user files
-DrawPlanner = Callable[[int, dict[str, Any]], Candidate]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +61,7 @@ class NewPlan(Plan):
     unavailable_runs: dict[str, str]  #: missing data by path of runs that need a network
     #: Source files of the plan, each with its SHA-256 or stat fingerprint.
     source_hashes: dict[str, str] = field(default_factory=dict)
-    draw_planners: tuple[DrawPlanner, ...] = ()  #: plan a draw of each search from its number and values
+    draw_planners: tuple[DrawPlanner, ...] = ()  #: one for each search
 
     @override
     def read_rungs(self) -> tuple[Rung, ...]:

@@ -36,6 +36,9 @@ class Candidate:
     keys: tuple[Key, ...]  #: key of its run with each seed of `tune.seeds`
 
 
+DrawPlanner = Callable[[int, dict[str, Any]], Candidate]  #: plans a draw of a search from its number and values
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlannedSearch:
     """The draws of a method at a point of the study's grid."""

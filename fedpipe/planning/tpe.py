@@ -7,33 +7,30 @@ reads only the order of the draws, because scores after different rounds can't b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fedpipe.core import rng
-from fedpipe.planning.rungs import Candidate, PlannedSearch, PlannedTuning, RankedDraw, Rung, RungSearch
+from fedpipe.planning.rungs import DrawPlanner, PlannedSearch, PlannedTuning, RankedDraw, Rung, RungSearch
 from fedpipe.settings.tune import Range
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-#: Plans a draw of a search, given the search's index, the draw's number and its values.
-PlanDraw = Callable[[int, int, dict[str, Any]], Candidate]
 
-
-def add_draws_of_next_rung(tuning: PlannedTuning, rungs: Sequence[Rung], plan_draw: PlanDraw) -> Rung:
+def add_draws_of_next_rung(tuning: PlannedTuning, rungs: Sequence[Rung], draw_planners: Sequence[DrawPlanner]) -> Rung:
     """Add the draws that enter the next rung to the last of these complete rungs. There are none without TPE."""
     tuning, rung, numbers = tuning.replace_tpe_draws(rungs), rungs[-1], tuning.get_new_draw_numbers(len(rungs))
     seed = rng.derive_entropy(tuning.seeds[0], "tune", rung.rounds) % 2**32
     results = []
-    for index, search in enumerate(tuning.searches):
+    for index, (search, plan_draw) in enumerate(zip(tuning.searches, draw_planners, strict=True)):
         if numbers and search.candidates:
             ranges = {key: Range.model_validate(tuning.over[key]) for key in sorted(search.draws[0].values)}
             ranking = rank_all_draws(search, [one.searches[index] for one in rungs])
             values_by_draw = {draw: search.draws[draw].values for draw in ranking}
             new_values = draw_tpe_values(ranges, values_by_draw, len(numbers), seed)
-            new_draws = tuple(plan_draw(index, draw, values) for draw, values in zip(numbers, new_values, strict=True))
+            new_draws = tuple(plan_draw(draw, values) for draw, values in zip(numbers, new_values, strict=True))
             results.append(replace(rung.searches[index], new_draws=new_draws))
         else:
             results.append(rung.searches[index])

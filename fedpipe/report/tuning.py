@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from fedpipe.planning.rungs import (
     TUNING,
     UNTUNED,
     Candidate,
+    DrawPlanner,
     PlannedSearch,
     PlannedTuning,
     RankedDraw,
@@ -28,7 +30,6 @@ from fedpipe.planning.rungs import (
     encode_rung,
     select_continuing_draws,
 )
-from fedpipe.planning.tpe import PlanDraw
 from fedpipe.report import results
 from fedpipe.report.table_parts import TextTable
 from fedpipe.report.words import DASH, METRICS, format_metric_label, format_number, join_words
@@ -56,12 +57,12 @@ class Winner(NamedTuple):
     settings: tuple[Path, ...]  #: files of its runs with the study's seeds, and then of its draw's runs
 
 
-def compute_rung_result(plan: Plan, rounds: int, plan_draw: PlanDraw | None = None) -> Rung:
+def compute_rung_result(plan: Plan, rounds: int, draw_planners: Sequence[DrawPlanner] = ()) -> Rung:
     """Rank the draws of a rung, and select those that continue: the best third, or the winner.
 
     The score of a draw is the mean over its seeds in the last round of the rung. Draws that diverged rank last, and
-    draws with equal scores rank by their number. With TPE, new draws enter the next rung. ``plan_draw`` plans them. By
-    default they are those of the stored result, without keys if their values differ.
+    draws with equal scores rank by their number. With TPE, new draws enter the next rung. ``draw_planners`` plan
+    those of each search. By default they are those of the stored result, without keys if their values differ.
 
     Raises
     ------
@@ -92,11 +93,12 @@ def compute_rung_result(plan: Plan, rounds: int, plan_draw: PlanDraw | None = No
         )
     rung = Rung(search=plan.search_digest, rounds=rounds, searches=tuple(found))
 
-    def make_candidate(index: int, draw: int, values: dict[str, Any]) -> Candidate:
-        stored = stored_tuning.searches[index].draws[draw]
+    def make_candidate(stored_search: PlannedSearch, draw: int, values: dict[str, Any]) -> Candidate:
+        stored = stored_search.draws[draw]
         return stored if stored.values == values else replace(stored, values=values, keys=())
 
-    return tpe.add_draws_of_next_rung(tuning, [*earlier_rungs, rung], plan_draw or make_candidate)
+    default_planners = [partial(make_candidate, stored_search) for stored_search in stored_tuning.searches]
+    return tpe.add_draws_of_next_rung(tuning, [*earlier_rungs, rung], draw_planners or default_planners)
 
 
 def build_rung_files(plan: Plan) -> dict[Path, bytes]:

@@ -443,7 +443,7 @@ def test_verify_recomputes_round_of_tuned_run(tmp_path: Path, monkeypatch: pytes
     )
     for rounds in (1, 2):
         run_study(plan.add_search_results(has_draws=True))
-        rung = tuning.compute_rung_result(plan, rounds, lambda index, *draw: plan.draw_planners[index](*draw))
+        rung = tuning.compute_rung_result(plan, rounds, plan.draw_planners)
         write_bytes(plan.study_files.get_rung_result_path(rounds), encode_rung(rung))
         planner.write_plan(plan := planner.make_plan(STUDY))
     run_study(plan.add_search_results())

@@ -59,7 +59,7 @@ def finish_rung(target: float) -> Rung:
         keys = tuple(search.list_winner_keys(plan, planned, selected[0])) if is_last else ()
         found.append(RungSearch(algorithm=planned.algorithm, grid={}, ranking=ranking, selected=selected, keys=keys))
     rung = Rung(search=plan.search_digest, rounds=tuning.rungs[number], searches=tuple(found))
-    rung = tpe.add_draws_of_next_rung(tuning, [*rungs, rung], lambda index, *draw: plan.draw_planners[index](*draw))
+    rung = tpe.add_draws_of_next_rung(tuning, [*rungs, rung], plan.draw_planners)
     write_bytes(plan.study_files.get_rung_result_path(rung.rounds), encode_rung(rung))
     planner.write_plan(planner.make_plan())
     return rung
