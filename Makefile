@@ -12,7 +12,8 @@ $(BIN)/.installed: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; (3, 11) <= sys.version_info < (3, 15) or sys.exit("fedpipe needs Python 3.11 to 3.14, and " \
 		"$(PYTHON) is %d.%d. Name another one: make $(MAKECMDGOALS) PYTHON=python3.12" % sys.version_info[:2])'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install -q -r requirements.lock
+	$(BIN)/pip install -q --no-compile -r requirements.lock
+	-$(BIN)/python -m compileall -qq -j 0 .venv/lib  # pip would compile on one core
 	$(BIN)/pip install -q --no-deps --no-build-isolation -e .
 	touch $@
 

@@ -6,6 +6,7 @@ written with the fast parser of libyaml, because a study may have a thousand run
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,14 @@ from fedpipe.core.errors import ArtifactError, SettingsError, format_error
 MAX_DEPTH = 100  #: maximum nesting of lists and mappings. Settings need about ten
 MAX_ALIASED_VALUES = 100_000  #: maximum number of values that aliases repeat
 MAX_DIGITS = 100  #: maximum digits of a number, because parsing takes time
+AMBIGUOUS_NUMBER = re.compile(r"[-+]?0[0-7_]+$|.*:")  #: YAML 1.1 reads 050 as 40 and 1:30 as 90, but DVC reads YAML 1.2
 PLAIN = ("null", "bool", "int", "float", "str", "seq", "map")  #: kinds of values: those of JSON
 _FAST_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _FAST_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 class _Loader(yaml.SafeLoader):
-    """A safe loader of plain values. Dates are text, and duplicate keys are errors."""
+    """A safe loader of plain values. Dates are text. Duplicate keys and ambiguous numbers are errors."""
 
     @override
     def fetch_flow_collection_start(self, token: Any) -> None:
@@ -49,6 +51,10 @@ class _Loader(yaml.SafeLoader):
         if isinstance(node, yaml.ScalarNode) and kind in ("int", "float") and len(node.value) > MAX_DIGITS:
             raise _make_yaml_error(
                 f"a number has {len(node.value):,} characters, and at most {MAX_DIGITS} can be used", node
+            )
+        if isinstance(node, yaml.ScalarNode) and kind in ("int", "float") and AMBIGUOUS_NUMBER.match(node.value):
+            raise _make_yaml_error(
+                f"YAML 1.1 and 1.2 read different numbers in '{node.value}'. Write it in base 10", node
             )
         try:
             return super().construct_object(node, deep)

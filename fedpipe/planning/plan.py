@@ -25,7 +25,7 @@ from pydantic import (
 
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.hashing import compute_json_digest
-from fedpipe.core.storage.files import read_json, read_verified_bytes, write_json
+from fedpipe.core.storage.files import read_json, read_verified_bytes, remove_path, write_bytes, write_json
 from fedpipe.core.storage.layout import PARAMS, DiagnosticFiles, MergedRoundFiles, RunFiles, StudyFiles, format_command
 from fedpipe.planning.partition_names import build_partition_report_labels, name_partitions
 from fedpipe.planning.rungs import (
@@ -393,8 +393,21 @@ class Plan:
                 yield cell, run
 
     def write(self) -> str:
-        """Write ``plan.json``. Return its SHA-256."""
+        """Write ``plan.json``. Return its SHA-256. Delete the completion mark of another plan."""
+        mark = self.study_files.completion_mark
+        if mark.is_file() and mark.read_bytes() != self._encode_completion_mark():
+            remove_path(mark)
         return write_json(self.study_files.plan, self.to_dict())
+
+    def write_completion_mark(self) -> None:
+        """Record that all tables and figures of this plan exist.
+
+        `dvc exp save` and `dvc commit -f` need this file. Otherwise they would record outdated tables as current.
+        """
+        write_bytes(self.study_files.completion_mark, self._encode_completion_mark())
+
+    def _encode_completion_mark(self) -> bytes:
+        return f"{compute_json_digest(self.to_dict())}\n".encode()
 
     @classmethod
     def read(cls, path: Path) -> Plan:

@@ -150,8 +150,8 @@ def require_current_tables(data: StudyData, *names: str) -> None:
             raise ArtifactError(f"{path} is missing. Type `{plan.run_command}` to make it.")
         if path.read_bytes() != builders[path]():
             raise ArtifactError(
-                f"{path} does not match the runs of {plan.params}. Type `{plan.run_command}` to make it again. If you "
-                "have edited it, delete it before."
+                f"{path} does not match the runs of {plan.params}. Delete it, and type `{plan.run_command}` to make it "
+                "again."
             )
 
 

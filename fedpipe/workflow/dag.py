@@ -13,6 +13,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +23,7 @@ from snakemake.io import ancient
 from snakemake.iocontainers import Wildcards
 
 from fedpipe.core.components.pinned_files import compute_stat_fingerprint
-from fedpipe.core.errors import SettingsError
+from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage.layout import (
     PAPERS,
@@ -368,6 +369,12 @@ class Dag:
         ]
         return ", ".join(filter(None, parts))
 
+    def write_completion_marks(self) -> None:
+        """Record that all results of each study exist. `dvc exp save` and `dvc commit -f` need this record."""
+        with suppress(ArtifactError):  # the disk is full
+            for plan in self.planned.plans:
+                plan.write_completion_mark()
+
     def format_done_message(self) -> str:
         """Format the message after success: the next command."""
         params, preset = self.selection.params, self.selection.preset
@@ -420,8 +427,8 @@ def format_resume_advice(arguments: Sequence[str]) -> str:
         return f"{message} DVC deletes this temporary folder with its rounds."
     if experiment := os.environ.get("DVC_EXP_NAME"):
         return (
-            f"{message} To continue after the complete rounds, type `dvc repro`, then `dvc exp save -n {experiment}`. "
-            "Another `dvc exp run` would delete them."
+            f"{message} To continue after the complete rounds, type `dvc repro`, then `dvc exp save -n "
+            f"{experiment} -I results/keys`. Another `dvc exp run` would delete them."
         )
     message += " Complete rounds are kept. To continue after them, type"
     if PROGRESS_OPTION in arguments:

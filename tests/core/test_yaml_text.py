@@ -36,6 +36,8 @@ HOSTILE = {
     "endless-whole": ("&a [*a]", f"line 1, column 1: {ENDLESS}"),
     "bomb": (build_bomb(), TOO_MANY_VALUES),
     "bomb-of-merges": (build_bomb("{{<<: [{}]}}", first="{x: 1}"), TOO_MANY_VALUES),
+    "base-8": ("federation: {batch_size: 050}", "line 1, column 26: YAML 1.1 and 1.2 read different numbers in '050'"),
+    "base-60": ("study: {seeds: [1:30]}", "line 1, column 17: YAML 1.1 and 1.2 read different numbers in '1:30'"),
     "long-seed": (f"study: {{seeds: [{'9' * 5000}]}}", "line 1, column 17: a number has 5,000 characters"),
     "long-hexadecimal": (f"study: {{seeds: [0x{'f' * 5000}]}}", "a number has 5,002 characters"),
     "long-sexagesimal": (f"study: {{seeds: [{'1:' * 40000}1]}}", "a number has 80,001 characters"),

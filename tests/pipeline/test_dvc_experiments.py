@@ -40,11 +40,11 @@ def record(project: Project, metrics: dict[str, float], **changes: Any) -> None:
     planner.write_plan(new_plan)
     contents.write_report_files(contents.build_run_key_files(new_plan))
     files.write_json(new_plan.study_files.metrics, metrics)
-    stages = yaml.safe_load((project.folder / "dvc.yaml").read_text())["stages"]
-    outs = [next(iter(out)) if isinstance(out, dict) else out for out in stages["execute"]["outs"]]
+    execute = yaml.safe_load((project.folder / "dvc.yaml").read_text())["stages"]["execute"]
+    outs = [next(iter(out)) if isinstance(out, dict) else out for out in execute["outs"] + execute["plots"]]
     for place in (Path(out) for out in (*outs, "results/.provenance", *(f"results/runs/{name}" for name in metrics))):
         if not place.exists():
-            file = place if place.suffix == ".csv" else place / "data"
+            file = place if place.suffix in (".csv", ".txt") else place / "data"
             files.write_bytes(file, b"something\n")
     project.run("dvc", "commit", "-fq")
 
@@ -100,6 +100,36 @@ def test_dvc_exp_show_omits_failed_queued_experiment(project: Project, monkeypat
 
 
 @pytest.mark.slow
+def test_dvc_saves_and_commits_only_tables_and_figures_of_the_plan(project: Project) -> None:
+    """Both commands record the files as they are. The completion mark is missing if one is of another plan."""
+    missing = "output 'results/complete.txt' does not exist"
+    figures = project.folder / "results/figures"
+    project.write(studies.settings(("fedavg",), 1))
+    project.run("dvc", "repro")
+    project.commit()
+    metrics, curves = project.metrics(), (figures / "curves.svg").read_bytes()
+    project.write(studies.settings(("fedavg",), 1, federation={"learning_rate": 0.01}))
+    project.fedpipe("plan")
+    assert missing in project.run("dvc", "exp", "save", "-n", "unchanged", check=False)
+    assert missing in project.run("dvc", "commit", "-f", check=False)
+    assert count_jobs(project.run("dvc", "repro"))["segment"] == 1
+    assert project.metrics() != metrics
+    project.run("dvc", "exp", "save", "-n", "slower")
+    project.run("dvc", "exp", "branch", "slower", "branch-of-slower")
+    plots = project.run("git", "ls-tree", "--name-only", "branch-of-slower", "results/plots/").split()
+    assert plots == ["results/plots/curves.csv"], "only DVC has the others"
+    project.write(studies.settings(("fedavg",), 1))
+    project.run("snakemake", "results/tables/results.md", "--cores", "2")
+    assert project.metrics() == metrics
+    assert (figures / "curves.svg").read_bytes() != curves
+    assert missing in project.run("dvc", "exp", "save", "-n", "only-table", check=False)
+    project.fedpipe("run")
+    assert (figures / "curves.svg").read_bytes() == curves
+    project.run("dvc", "exp", "save", "-n", "faster")
+    assert not count_jobs(project.run("dvc", "repro"))
+
+
+@pytest.mark.slow
 def test_queued_experiment_runs_after_worker_of_dvc_has_ended(tmp_path: Path) -> None:
     """An empty message ends the worker, as in docs/upstream.md. The command then waits until it is interrupted."""
     project, exps = Project(tmp_path), tmp_path / ".dvc/tmp/exps"
@@ -136,12 +166,12 @@ def test_interrupted_experiment_continues_with_dvc_repro(project: Project) -> No
         wait_until((run / "rounds/0003/round.json").is_file, experiment, "round 3")
         times = (run / "rounds/0002/times.json").read_bytes()
         os.killpg(experiment.pid, signal.SIGINT)
-        assert "type `dvc repro`, then `dvc exp save -n longer`" in experiment.stderr.read()
+        assert "type `dvc repro`, then `dvc exp save -n longer -I results/keys`" in experiment.stderr.read()
     assert count_jobs(project.run("dvc", "repro"))["segment"] == 1
     with zipfile.ZipFile(run / "rounds.zip") as rounds:
         assert rounds.read("0002/times.json") == times
     metrics = project.metrics()
-    project.run("dvc", "exp", "save", "-n", "longer")
+    project.run("dvc", "exp", "save", "-n", "longer", "-I", "results/keys")
     project.run("bash", "-ec", "git checkout -q . && dvc checkout -q")
     assert project.metrics() != metrics
     project.run("dvc", "exp", "apply", "longer")

@@ -341,7 +341,9 @@ def test_messages_contain_command_of_study(monkeypatch: pytest.MonkeyPatch) -> N
     assert dag.format_resume_advice(arguments).endswith(":\n    snakemake all --config 'params=studies/two words.yaml'")
     assert dag.format_resume_advice(["all", dag.PROGRESS_OPTION]).endswith(" the same command again.")
     monkeypatch.setenv("DVC_EXP_NAME", "louder")
-    assert "`dvc repro`, then `dvc exp save -n louder`" in dag.format_resume_advice(["all", dag.PROGRESS_OPTION])
+    assert "`dvc repro`, then `dvc exp save -n louder -I results/keys`" in dag.format_resume_advice(
+        ["all", dag.PROGRESS_OPTION]
+    )
     temporary_folder = Path(".dvc/tmp/exps/tmp0")
     temporary_folder.mkdir(parents=True)
     monkeypatch.chdir(temporary_folder)

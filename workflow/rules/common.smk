@@ -108,6 +108,7 @@ onerror:
 
 onsuccess:
     if workflow.is_main_process and snakemake_patches.is_complete_dag(workflow):
+        STUDY_DAG.write_completion_marks()
         snakemake_patches.wait_for_log_records(workflow.logger_manager)
         with suppress(OSError):  # the pipe of `| head` is closed
             print(STUDY_DAG.format_done_message(), file=sys.stderr, flush=True)

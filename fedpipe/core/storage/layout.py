@@ -189,6 +189,7 @@ class StudyFiles:
     path: Path
 
     plan = FolderEntry("plan.json")  #: plan of the study, which the Snakefile reads
+    completion_mark = FolderEntry("complete.txt")  #: fingerprint of the plan whose tables and figures all exist
     metrics = FolderEntry("metrics.json")  #: accuracies for `dvc exp show`
     tables_folder = FolderEntry("tables")  #: folder of the tables
     plots_folder = FolderEntry("plots")  #: folder of the plots' numbers
