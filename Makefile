@@ -13,7 +13,7 @@ $(BIN)/.installed: requirements.lock pyproject.toml
 		"$(PYTHON) is %d.%d. Name another one: make $(MAKECMDGOALS) PYTHON=python3.12" % sys.version_info[:2])'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -q --no-compile -r requirements.lock
-	-$(BIN)/python -m compileall -qq -j 0 .venv/lib  # pip would compile on one core
+	@$(BIN)/python -m compileall -qq -j 0 .venv/lib || true  # pip would compile on one core
 	$(BIN)/pip install -q --no-deps --no-build-isolation -e .
 	touch $@
 

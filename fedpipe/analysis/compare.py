@@ -19,7 +19,6 @@ from fedpipe.core.yaml_text import flatten_mapping, read_generated_yaml
 from fedpipe.planning import planner
 from fedpipe.planning.plan import Cell, Plan
 from fedpipe.report import results, table_parts
-from fedpipe.report.contents import select_reported_plan_fields
 from fedpipe.report.data import StudyData
 from fedpipe.report.statistics import PAIRED_EXPLANATION, compute_paired_difference
 from fedpipe.report.words import DASH, explain_metrics, format_mean, format_metric_label
@@ -142,7 +141,7 @@ def _is_plan_outdated(plan: Plan, folder: Path) -> bool:
 def _encode_comparable_settings(plan: Plan, settings: dict[str, dict[str, Any]]) -> str:
     """Encode a plan's settings as canonical JSON, without digests, keys and warnings, which depend on code."""
     derived_fields = {"params", "runs", "cells", "partitions", "warnings"}
-    fields = {name: value for name, value in select_reported_plan_fields(plan).items() if name not in derived_fields}
+    fields = {name: value for name, value in plan.select_reported_fields().items() if name not in derived_fields}
     fields |= {"tuning": fields["tuning"] | {"searches": None}} if plan.tuning else {}
     comparable_settings = {
         key: {name: value for name, value in flatten_mapping(section).items() if not NOT_COMPARED & {*name.split(".")}}

@@ -19,7 +19,7 @@ from fedpipe.core.errors import ArtifactError, SettingsError, format_error
 MAX_DEPTH = 100  #: maximum nesting of lists and mappings. Settings need about ten
 MAX_ALIASED_VALUES = 100_000  #: maximum number of values that aliases repeat
 MAX_DIGITS = 100  #: maximum digits of a number, because parsing takes time
-AMBIGUOUS_NUMBER = re.compile(r"[-+]?0[0-7_]+$|.*:")  #: YAML 1.1 reads 050 as 40 and 1:30 as 90, but DVC reads YAML 1.2
+AMBIGUOUS_NUMBER = re.compile(r"[-+]?0[0-7_]+$|.*:")  #: such as 050, which YAML 1.1 reads as 40. DVC uses YAML 1.2
 PLAIN = ("null", "bool", "int", "float", "str", "seq", "map")  #: kinds of values: those of JSON
 _FAST_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _FAST_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -54,7 +54,9 @@ class _Loader(yaml.SafeLoader):
             )
         if isinstance(node, yaml.ScalarNode) and kind in ("int", "float") and AMBIGUOUS_NUMBER.match(node.value):
             raise _make_yaml_error(
-                f"YAML 1.1 and 1.2 read different numbers in '{node.value}'. Write it in base 10", node
+                f"'{node.value}' is ambiguous in YAML. Write a number without leading zeros and colons, or a text in "
+                "quotes",
+                node,
             )
         try:
             return super().construct_object(node, deep)

@@ -30,6 +30,7 @@ from fedpipe.settings.dataset import format_download_command
 from fedpipe.settings.loader import convert_to_mapping
 from fedpipe.settings.params import KEYWISE_SECTIONS, Params
 
+VALUE_ADVICE = "Use a value such as 0.1, null, '' or [64, 32]."
 MAX_NAME_LENGTH = 80  #: characters of a derived file's name. A longer one ends with a hash
 #: Replacements in file names for commas, colons, brackets and braces. Quotes and spaces are deleted.
 NAME_CHARACTERS = str.maketrans({",": "+", ":": "=", "[": "(", "]": ")", "{": "(", "}": ")"} | dict.fromkeys("\"' "))
@@ -61,10 +62,11 @@ class Override:
         override = cls(key, text)
         try:
             values = override.parse_values()
-        except SettingsError:
-            values = None
+        except SettingsError as error:
+            problem = str(error).removeprefix("-S: ").rstrip(".")
+            raise SettingsError(f"-S {key}: '{text}' is {problem}. {VALUE_ADVICE}") from None
         if not values or not isinstance(values, list):
-            raise SettingsError(f"-S {key}: '{text}' is not YAML. Use a value such as 0.1, null, '' or [64, 32].")
+            raise SettingsError(f"-S {key}: '{text}' is not a value. {VALUE_ADVICE}")
         if override._has_list_key and len(values) > 1 and any(isinstance(value, list) for value in values):
             raise SettingsError(
                 f"-S {key}: '{text}' has several lists, and {key} is one list. Use one, such as [1, 2]."

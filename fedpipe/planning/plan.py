@@ -25,7 +25,7 @@ from pydantic import (
 
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.hashing import compute_json_digest
-from fedpipe.core.storage.files import read_json, read_verified_bytes, remove_path, write_bytes, write_json
+from fedpipe.core.storage.files import read_json, read_verified_bytes, write_json
 from fedpipe.core.storage.layout import PARAMS, DiagnosticFiles, MergedRoundFiles, RunFiles, StudyFiles, format_command
 from fedpipe.planning.partition_names import build_partition_report_labels, name_partitions
 from fedpipe.planning.rungs import (
@@ -43,6 +43,8 @@ from fedpipe.settings.base import NEW_CLIENTS_PREFIX, DatasetName, Key, Label, M
 from fedpipe.settings.execution import Artifacts, Execution
 from fedpipe.settings.report import Report
 
+#: Fields of a plan that no table or figure contains.
+UNREPORTED_FIELDS = {"shared", "files", "execution", "artifacts", "diagnostics"}
 DiagnosticKind = Annotated[str, Field(pattern=r"^[a-z][a-z-]*$")]
 
 
@@ -282,6 +284,15 @@ class Plan:
         """Convert to the content of ``plan.json``, which does not depend on the results of `tune`."""
         return _get_plan_type_adapter().dump_python(self.plan_without_tuning, mode="json")
 
+    def select_reported_fields(self) -> dict[str, Any]:
+        """Get the fields that tables and figures contain. They are rebuilt if these change."""
+        return {name: value for name, value in self.to_dict().items() if name not in UNREPORTED_FIELDS}
+
+    @property
+    def report_fingerprint(self) -> str:
+        """Hash of the fields that tables and figures contain."""
+        return compute_json_digest(self.select_reported_fields())
+
     # -- section `tune` ------------------------------------------------------------------------------------------------
 
     @cached_property
@@ -393,21 +404,8 @@ class Plan:
                 yield cell, run
 
     def write(self) -> str:
-        """Write ``plan.json``. Return its SHA-256. Delete the completion mark of another plan."""
-        mark = self.study_files.completion_mark
-        if mark.is_file() and mark.read_bytes() != self._encode_completion_mark():
-            remove_path(mark)
+        """Write ``plan.json``. Return its SHA-256."""
         return write_json(self.study_files.plan, self.to_dict())
-
-    def write_completion_mark(self) -> None:
-        """Record that all tables and figures of this plan exist.
-
-        `dvc exp save` and `dvc commit -f` need this file. Otherwise they would record outdated tables as current.
-        """
-        write_bytes(self.study_files.completion_mark, self._encode_completion_mark())
-
-    def _encode_completion_mark(self) -> bytes:
-        return f"{compute_json_digest(self.to_dict())}\n".encode()
 
     @classmethod
     def read(cls, path: Path) -> Plan:

@@ -33,7 +33,7 @@ from fedpipe.core.storage.files import compute_file_sha256, remove_path, write_b
 from fedpipe.core.storage.layout import FULL_PRESET, PARAMS
 from fedpipe.core.yaml_text import format_yaml
 from fedpipe.data import store
-from fedpipe.planning import diagnostics, grid, partition, search
+from fedpipe.planning import completion, diagnostics, grid, partition, search
 from fedpipe.planning.new_clients import check_new_clients, check_reported_clients, list_reported_protocols
 from fedpipe.planning.plan import Cell, Plan, PlannedRun, add_run
 from fedpipe.planning.rank_test import check_rank_test
@@ -434,6 +434,7 @@ def write_plan(plan: NewPlan) -> None:
     if plan.execution.clients_per_job:  # rules of single rounds need the files that a segment has packed
         for run in plan.add_search_results(has_draws=True).runs:
             packing.unpack_folder(run.files.rounds_folder)
+    completion.update_completion_mark(plan)
     plan_sha256 = plan.write()
     search.write_winner_settings(plan)
     has_custom_code = any(

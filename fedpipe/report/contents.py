@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.hashing import compute_json_digest
@@ -23,8 +23,6 @@ if TYPE_CHECKING:  # commands without numbers import no pandas
 FileContents = dict[Path, bytes]  #: content by path
 TableFormat = Literal["markdown", "latex", "csv"]  #: formats of `fedpipe show`
 COMMENT_PREFIXES: dict[TableFormat, str] = {"markdown": "", "latex": "% ", "csv": "# "}  #: of lines outside the table
-#: Fields of a plan that no table or figure contains.
-UNREPORTED_FIELDS = {"shared", "files", "execution", "artifacts", "diagnostics"}
 
 
 def build_report_files(data: StudyData) -> FileContents:
@@ -94,16 +92,6 @@ def render_results(data: StudyData, output_format: TableFormat = "markdown") -> 
     return table.read_text(encoding="utf-8") + figure_list
 
 
-def select_reported_plan_fields(plan: Plan) -> dict[str, Any]:
-    """Get the fields of a plan that tables and figures contain. They are rebuilt if these change."""
-    return {name: value for name, value in plan.to_dict().items() if name not in UNREPORTED_FIELDS}
-
-
-def compute_report_fingerprint(plan: Plan) -> str:
-    """Compute the hash of :func:`select_reported_plan_fields`."""
-    return compute_json_digest(select_reported_plan_fields(plan))
-
-
 def compute_plans_fingerprint(plans: Iterable[Plan]) -> str:
     """Compute the hash of several complete plans, for pages, which also describe diagnostics and code."""
     return compute_json_digest([plan.to_dict() for plan in plans])
@@ -112,7 +100,7 @@ def compute_plans_fingerprint(plans: Iterable[Plan]) -> str:
 def require_unchanged_plan(plan: Plan, expected_fingerprint: str | None) -> None:
     """Require that the plan of tables and figures has not changed since this Snakemake began."""
     if expected_fingerprint is not None:
-        _require_equal_digests(plan, compute_report_fingerprint(plan), expected_fingerprint)
+        _require_equal_digests(plan, plan.report_fingerprint, expected_fingerprint)
 
 
 def require_unchanged_search(plan: Plan, expected_search: str | None) -> None:
@@ -131,7 +119,7 @@ def _require_equal_digests(plan: Plan, digest: str, expected_digest: str) -> Non
 
 def get_staleness_warning(plan: Plan) -> str | None:
     """Warning if the study's file or code now gives other tables. None otherwise."""
-    if freshness.compare_plan_with_files(plan, select_reported_plan_fields).state != "stale":
+    if freshness.compare_plan_with_files(plan, Plan.select_reported_fields).state != "stale":
         return None  # also if it is unknown, because a clone lacks data for planning
     return f"{plan.params} or code has changed since these results were made. Type `{plan.run_command}` to update them."
 

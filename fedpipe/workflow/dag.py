@@ -13,7 +13,6 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +22,7 @@ from snakemake.io import ancient
 from snakemake.iocontainers import Wildcards
 
 from fedpipe.core.components.pinned_files import compute_stat_fingerprint
-from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.errors import SettingsError, UserError
 from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage.layout import (
     PAPERS,
@@ -35,6 +34,7 @@ from fedpipe.core.storage.layout import (
     get_dataset_path,
     get_heterogeneity_path,
 )
+from fedpipe.planning import completion
 from fedpipe.planning.combined import CombinedPlan
 from fedpipe.planning.plan import Plan, PlannedDiagnostic, PlannedRun
 from fedpipe.report.contents import compute_plans_fingerprint
@@ -369,11 +369,18 @@ class Dag:
         ]
         return ", ".join(filter(None, parts))
 
+    def remove_completion_marks(self) -> None:
+        """Remove the completion mark of each study before jobs begin."""
+        for plan in self.planned.plans:
+            completion.remove_completion_marks(plan)
+
     def write_completion_marks(self) -> None:
-        """Record that all results of each study exist. `dvc exp save` and `dvc commit -f` need this record."""
-        with suppress(ArtifactError):  # the disk is full
-            for plan in self.planned.plans:
-                plan.write_completion_mark()
+        """Write the completion mark of each study after all jobs. Without it, `dvc repro` makes its tables again."""
+        try:
+            for plan in self.planned.available_plans:
+                completion.write_completion_mark(plan)
+        except UserError as error:
+            print(f"fedpipe: {error}", file=sys.stderr)
 
     def format_done_message(self) -> str:
         """Format the message after success: the next command."""

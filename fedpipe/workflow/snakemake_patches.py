@@ -34,7 +34,7 @@ from snakemake.io import _IOFile
 from snakemake.persistence import ParamsChange
 from snakemake.persistence.file import FilePersistence
 from snakemake.scheduling.job_scheduler import JobScheduler
-from snakemake.settings.enums import PersistenceBackend
+from snakemake.settings.enums import PersistenceBackend, RerunTrigger
 
 from fedpipe.core.errors import SettingsError
 
@@ -52,10 +52,11 @@ def require_snakemake_version() -> None:
 
 
 def is_complete_dag(workflow: Any) -> bool:
-    """Whether Snakemake makes all results, not only a part of them, and does not only touch them."""
+    """Whether Snakemake makes all missing and outdated results, not only a part of them, and does not touch them."""
     settings = workflow.dag_settings
-    has_all_jobs = "all" in (settings.targets or ["all"])
-    return has_all_jobs and not (workflow.touch or settings.batch or settings.until or settings.omit_from)
+    has_all_jobs = "all" in (settings.targets or ["all"]) and RerunTrigger.all() <= {*settings.rerun_triggers}
+    has_limits = settings.batch or settings.until or settings.omit_from or settings.allowed_rules
+    return has_all_jobs and not (workflow.touch or has_limits)
 
 
 def wait_for_log_records(logger_manager: Any) -> None:

@@ -108,9 +108,15 @@ def test_dvc_saves_and_commits_only_tables_and_figures_of_the_plan(project: Proj
     project.run("dvc", "repro")
     project.commit()
     metrics, curves = project.metrics(), (figures / "curves.svg").read_bytes()
-    project.write(studies.settings(("fedavg",), 1, federation={"learning_rate": 0.01}))
-    project.fedpipe("plan")
+    slower = studies.settings(("fedavg",), 1, federation={"learning_rate": 0.01})
+    project.write(slower)
+    project.run("fedpipe", "plan")
     assert missing in project.run("dvc", "exp", "save", "-n", "unchanged", check=False)
+    project.write(studies.settings(("fedavg",), 1))
+    assert "Nothing to be done" in project.run("fedpipe", "run")
+    project.run("dvc", "exp", "save", "-n", "unchanged")
+    project.write(slower)
+    project.run("fedpipe", "plan")
     assert missing in project.run("dvc", "commit", "-f", check=False)
     assert count_jobs(project.run("dvc", "repro"))["segment"] == 1
     assert project.metrics() != metrics
@@ -123,7 +129,7 @@ def test_dvc_saves_and_commits_only_tables_and_figures_of_the_plan(project: Proj
     assert project.metrics() == metrics
     assert (figures / "curves.svg").read_bytes() != curves
     assert missing in project.run("dvc", "exp", "save", "-n", "only-table", check=False)
-    project.fedpipe("run")
+    project.run("fedpipe", "run")
     assert (figures / "curves.svg").read_bytes() == curves
     project.run("dvc", "exp", "save", "-n", "faster")
     assert not count_jobs(project.run("dvc", "repro"))

@@ -13,7 +13,6 @@ from fedpipe.models.mlp import MLP
 from fedpipe.planning import freshness, planner
 from fedpipe.planning.freshness import Freshness
 from fedpipe.planning.plan import Plan
-from fedpipe.report.contents import select_reported_plan_fields
 from tests import small_studies as studies
 from tests.planning.custom_components import CUSTOM_COMPONENTS
 
@@ -77,7 +76,7 @@ def test_freshness_compares_only_selected_plan_fields() -> None:
     plan = write_plan()
     studies.write(studies.settings(execution={"stack": 4}), Path())
     assert freshness.compare_plan_with_files(plan) == Freshness("stale", ("params.yaml",))
-    assert freshness.compare_plan_with_files(plan, select_reported_plan_fields) == Freshness("fresh")
+    assert freshness.compare_plan_with_files(plan, Plan.select_reported_fields) == Freshness("fresh")
 
 
 def test_freshness_of_invalid_study_is_stale_and_contains_error() -> None:

@@ -20,7 +20,6 @@ from fedpipe.planning import code_changes, planner
 from fedpipe.planning.plan import Plan
 from fedpipe.planning.planner import NewPlan
 from fedpipe.planning.run_settings import RunSettings
-from fedpipe.report import contents
 from fedpipe.settings import federation, loader, methods, parser
 from fedpipe.settings.report import Report
 from tests import small_studies as studies
@@ -339,7 +338,7 @@ def test_method_title_changes_report_fingerprint_but_no_runs() -> None:
     plan = make_plan(settings)
     assert [plan.get_method_title(label) for label in plan.algorithms] == ["FedAvg", "FedProx (μ = 0.01)"]
     assert (plan.runs, plan.cells, plan.file_texts) == (plain.runs, plain.cells, plain.file_texts)
-    assert contents.compute_report_fingerprint(plan) != contents.compute_report_fingerprint(plain)
+    assert plan.report_fingerprint != plain.report_fingerprint
     planner.write_plan(plan)
     assert Plan.read(plan.study_files.plan).titles == plan.titles
     assert plain.titles == {"fedavg": "FedAvg", "fedprox": "FedProx"}

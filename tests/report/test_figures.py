@@ -14,7 +14,7 @@ from matplotlib.text import Text
 
 from fedpipe.core.storage import files, layout
 from fedpipe.data.class_names import select_class_names
-from fedpipe.report import contents, plots
+from fedpipe.report import plots
 from fedpipe.report.figures import curves as curves_figure
 from fedpipe.report.figures import matrices, partition, style
 from fedpipe.report.matrices import ModelMatrices
@@ -587,9 +587,9 @@ def test_round_ticks_are_measured_rounds():
 
 def test_report_settings_select_methods_and_protocols_of_figures(three):
     """Overrides of methods that are not drawn have no note. The table keeps all methods."""
-    before = contents.compute_report_fingerprint(three.plan)
+    before = three.plan.report_fingerprint
     three.change_report(figure_algorithms=("other", "feddw"), figure_protocols=("personal-on-local",))
-    assert contents.compute_report_fingerprint(three.plan) != before, "figures are drawn again"
+    assert three.plan.report_fingerprint != before, "figures are drawn again"
     frame = three.data.build_figure_curves()
     assert set(frame["algorithm"]) == {"feddw", "other"}
     assert set(frame["protocol"]) == {"personal-on-local"}

@@ -91,6 +91,11 @@ except PermissionError as error:
 shell.prefix(dag.format_shell_prefix(ENVIRONMENT | STUDY_DAG.job_environment))
 
 
+onstart:
+    if workflow.is_main_process:
+        STUDY_DAG.remove_completion_marks()
+
+
 onerror:
     if workflow.is_main_process:
         snakemake_patches.wait_for_log_records(workflow.logger_manager)

@@ -2,7 +2,6 @@
 from functools import partial
 
 from fedpipe.core.storage.layout import get_assignment_path
-from fedpipe.report.contents import compute_report_fingerprint
 
 for PLAN in STUDY_DAG.plan.plans:
     FILES = PLAN.study_files
@@ -35,7 +34,7 @@ for PLAN in STUDY_DAG.plan.plans:
         params:
             study=str(PLAN.params),
             preset=PLAN.preset,
-            fingerprint=compute_report_fingerprint(PLAN),
+            fingerprint=PLAN.report_fingerprint,
             shared=PLAN.shared,  # the table notes runs from other code
         shell:
             "fedpipe table --params {params.study:q} --preset {params.preset} "
@@ -69,7 +68,7 @@ for PLAN in STUDY_DAG.plan.plans:
                 figure=FIGURE,
                 study=str(PLAN.params),
                 preset=PLAN.preset,
-                fingerprint=compute_report_fingerprint(PLAN),
+                fingerprint=PLAN.report_fingerprint,
             shell:
                 "fedpipe figure {params.figure} --params {params.study:q} --preset {params.preset} "
                 "--plan-fingerprint {params.fingerprint} > {log:q} 2>&1"

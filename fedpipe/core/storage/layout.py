@@ -240,6 +240,11 @@ class StudyFiles:
         """Runs that need a network, with the reason, next to the hashes of the sources."""
         return self.source_hashes.with_name("absent.json")
 
+    @property
+    def earlier_completion_mark(self) -> Path:
+        """The completion mark of the plan before the present one, next to the hashes of the sources."""
+        return self.source_hashes.with_name("complete.txt")
+
     def get_run_keys_path(self, label: str) -> Path:
         """Keys of all runs of an algorithm, each with its number of rounds."""
         return self.path / "keys" / f"{label}.json"
