@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fedpipe.planning import completion
 from fedpipe.planning.planner import NewPlan
 from fedpipe.report import contents
 from fedpipe.report.data import StudyData
@@ -20,6 +21,7 @@ def finish(params: dict[str, Any]) -> NewPlan:
     new_plan = studies.prepare(params)
     studies.finish_study(new_plan)
     contents.write_report_files(contents.build_report_files(StudyData(new_plan)))
+    completion.write_completion_mark(new_plan)
     return new_plan
 
 

@@ -155,28 +155,28 @@ def test_fedpipe_compare_shows_accuracies_of_two_experiments(story: Story) -> No
 def test_dvc_plots_diff_has_numbers_of_both_revisions(story: Story) -> None:
     plots = story.kept["plots"]
     assert "errors" not in plots
-    assert set(plots["data"]) == {"learning curves", "accuracy by client", "SL and CR matrices", "partition"}
-    rows = {name: found[0]["content"]["data"]["values"] for name, found in plots["data"].items()}
+    rows = {Path(name).stem: found[0]["content"]["data"]["values"] for name, found in plots["data"].items()}
+    assert rows.keys() == {"curves", "clients", "matrices", "partition"}
     for rev, mu in (("v1", 0.1), ("louder", 1.0)):
         for label, accuracy in story.truth[0.1, mu].items():
             last = {
                 row["protocol"]: float(row["mean"])
-                for row in rows["learning curves"]
+                for row in rows["curves"]
                 if (row["rev"], row["line"], row["round"]) == (rev, label, "2")
             }
             assert last["global-on-global"] == pytest.approx(accuracy, abs=0.005)
-            clients = [row for row in rows["accuracy by client"] if (row["rev"], row["line"]) == (rev, label)]
+            clients = [row for row in rows["clients"] if (row["rev"], row["line"]) == (rev, label)]
             samples = [int(row["samples"]) for row in clients]
             right = sum(float(row["accuracy"]) * int(row["samples"]) for row in clients)
             assert right / sum(samples) == pytest.approx(last["personal-on-local"], abs=0.005)
         for kind in ("SL", "CR"):
-            cells = [row for row in rows["SL and CR matrices"] if (row["rev"], row["matrix"]) == (rev, kind)]
+            cells = [row for row in rows["matrices"] if (row["rev"], row["matrix"]) == (rev, kind)]
             assert len(cells) == 2 * 100
             assert sum(float(cell["value"]) for cell in cells) == pytest.approx(20, abs=1e-3), "rows sum to one"
         partition_rows = [row for row in rows["partition"] if row["rev"] == rev]
         assert sum(int(row["samples"]) for row in partition_rows) == 1437
     moved = {
-        rev: [row["value"] for row in rows["SL and CR matrices"] if (row["rev"], row["line"]) == (rev, "feddw")]
+        rev: [row["value"] for row in rows["matrices"] if (row["rev"], row["line"]) == (rev, "feddw")]
         for rev in ("v1", "louder")
     }
     assert moved["v1"] != moved["louder"]
