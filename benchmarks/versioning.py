@@ -60,7 +60,7 @@ def write_study(folder: Path, algorithms: list[str], rounds: int, size: int) -> 
         (folder / path / "some").write_text(path.name)
     shutil.copy(ROOT / "results" / ".gitignore", results)
     plots = (f"plots/{name}.csv" for name in ("curves", "clients", "matrices", "partition"))
-    for name in ("plan.json", "metrics.json", *plots):
+    for name in ("plan.json", "complete.txt", "metrics.json", *plots):
         (results / name).write_text("{}")
     settings = {"algorithms": {name: {} for name in algorithms}, "study": {"algorithms": algorithms}}
     (folder / "params.yaml").write_text(yaml.safe_dump(settings))

@@ -23,7 +23,8 @@ from tests.report.test_plots import count_pixels
 pytestmark = pytest.mark.slow
 
 NOTHING = "Nothing to be done"
-REPORT = ("tables", "figures", "plots", ".provenance")  #: rebuilt files, next to plan.json
+REPORT = ("tables", "figures", "plots", ".provenance")  #: rebuilt files
+RECORDED_FILES = ("results/plan.json", "results/complete.txt")  #: next to the rebuilt files
 POINTS = [(0.1, 0.1), (0.1, 1.0), (0.1, 2.0), (1.0, 0.1), (1.0, 2.0)]  #: (alpha, mu) of all experiments
 
 
@@ -184,7 +185,7 @@ def test_dvc_plots_diff_has_numbers_of_both_revisions(story: Story) -> None:
 
 def test_dvc_plots_show_has_numbers_of_workspace(story: Story) -> None:
     shown = json.loads(story.project.run("dvc", "plots", "show", "--json"))
-    rows = shown["data"]["learning curves"][0]["content"]["data"]["values"]
+    rows = shown["data"]["results/plots/curves.csv"][0]["content"]["data"]["values"]
     shown_last = [row for row in rows if (row["round"], row["protocol"]) == ("2", "global-on-global")]
     last = {row["line"]: float(row["mean"]) for row in shown_last}
     truth = story.truth[0.1, 1.0]
@@ -234,7 +235,7 @@ def test_clone_has_nothing_to_run_and_pushes_only_new_files(story: Story) -> Non
     runs = {path for path in (clone.folder / "results/runs").rglob("*") if path.is_file()} - before
     assert {path.relative_to(clone.folder).parts[2] for path in runs} == {"feddw"}
     report = [path for name in REPORT for path in (clone.folder / "results" / name).rglob("*") if path.is_file()]
-    new = {compute_md5(path) for path in (*runs, *report, clone.folder / "results/plan.json")}
+    new = {compute_md5(path) for path in (*runs, *report, *map(clone.folder.joinpath, RECORDED_FILES))}
     assert {name for name in sent if not name.endswith(".dir")} <= new
     assert {compute_md5(path) for path in runs} <= sent | stored
 
