@@ -41,10 +41,11 @@ def test_plan_is_fresh_until_source_changes() -> None:
     assert freshness.compare_plan_with_files(plan) == Freshness("stale", ("params.yaml",))
 
 
-def test_plan_is_stale_if_source_was_edited_while_it_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_is_stale_if_source_was_edited_while_it_was_made(
+    own_module: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The plan has the settings and the code that it has read, so their hashes must be recorded, too."""
-    Path("own.py").write_text(CUSTOM_COMPONENTS)
-    monkeypatch.syspath_prepend(Path.cwd())
+    own_module.write_text(CUSTOM_COMPONENTS)
     studies.write(studies.settings(("own",), algorithms={"own": {"algorithm": "own.Own"}}), Path())
     build_plan, edits = planner._PlanDraft.build_plan, list[tuple[str, str, str]]()
 
