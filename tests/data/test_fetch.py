@@ -287,6 +287,11 @@ def test_fetcher_downloads_pinned_file_once(server: Server, make_fetcher: MakeFe
     assert make_fetcher(NO_SERVER).fetch_mirror_file("own.npz", SHA256) == path
     assert make_fetcher().fetch_mirror_file("own.npz", SHA256) == path
     assert server.paths == ["/own.npz", "/own.npz"]
+    path.write_bytes(WHOLE + b"x")
+    assert make_fetcher(server.address).fetch_mirror_file("own.npz", SHA256).read_bytes() == WHOLE
+    path.write_bytes(WHOLE + b"x")
+    with rejects("dataset.sha256: ", ArtifactError):
+        make_fetcher().fetch_mirror_file("own.npz", SHA256)
 
 
 def test_fetcher_downloads_unpinned_file_each_time(server: Server, make_fetcher: MakeFetcher) -> None:

@@ -183,6 +183,12 @@ def test_head_norms_table_covers_all_models_of_run() -> None:
     owners = {"received": all_clients, "trained": participants, "finetuned": all_clients, "class": range(10)}
     for name, ids in owners.items():
         assert list(frame[frame["model"] == name]["owner"].unique()) == list(ids)
+    for name, epochs in (("received", 0), ("finetuned", 2)):
+        heads = {
+            each.client: each.model["head.weight"] for each in local_models.compute_personal_models(run, AT, epochs)
+        }
+        norms = [float(row.norm()) for owner in all_clients for row in heads[owner]]
+        assert frame[frame["model"] == name]["norm"].to_list() == pytest.approx(norms, rel=1e-6)
     classes = run.load_server_state(AT)["classes"]["head.weight"]
     rows_of_owner = frame[(frame["model"] == "class") & (frame["owner"] == 4)]
     assert rows_of_owner["norm"].to_list() == pytest.approx([float(row.norm()) for row in classes[4]], rel=1e-6)
