@@ -15,6 +15,7 @@ from fedpipe.core.storage.files import compute_file_sha256
 from fedpipe.models import vgg16
 from fedpipe.models.base import FunctionalNetwork, Network
 from fedpipe.models.vgg16 import IMAGENET_SHA256, VGG16
+from tests.errors import rejects
 from tests.models import published
 
 SHAPE = (3, 32, 32)
@@ -206,6 +207,13 @@ def test_imagenet_weights_are_downloaded_once(server: VGG16, tmp_path: Path, wei
     mtime_ns = server.imagenet_weights_path.stat().st_mtime_ns
     server.weights_file()
     assert server.imagenet_weights_path.stat().st_mtime_ns == mtime_ns
+
+
+def test_damaged_imagenet_weights_in_cache_are_rejected(server: VGG16) -> None:
+    server.weights_file().write_bytes(b"damaged")
+    for use_weights in (server.weights_file, lambda: server.check(SHAPE, 10)):
+        with rejects(f"model.sha256: {server.sha256} is declared, but {server.imagenet_weights_path} has"):
+            use_weights()
 
 
 def test_download_with_wrong_sha256_is_rejected_and_deleted(server: VGG16) -> None:
