@@ -124,6 +124,14 @@ def test_code_digest_ignores_unused_code_and_formatting(digest: Callable[..., st
     assert digest(edit) == digest()
 
 
+def test_code_digest_depends_on_order_of_statements_except_plain_functions(digest: Callable[..., str]) -> None:
+    digests = [
+        digest(("own.py", definition, f"TABLE.update(mu=0.1)\n\n\n{definition}"))
+        for definition in ("def pull(x):", "class Base:", "class Other:")
+    ]
+    assert digests[0] == digests[1] != digests[2]
+
+
 @pytest.mark.parametrize(
     "edit",
     [

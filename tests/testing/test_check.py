@@ -230,6 +230,11 @@ LATER = {
         checks.check_evaluation,
         "own.Own: in the phase 'receive', clients in one call differ",
     ),
+    "def loss(self, client, batch):\n  scale = batch.x.std() if client['model']['body.0.weight'].dim() == 4 else 1\n"
+    "  return self.risk(client, batch) * scale": (
+        checks.check_loop_and_stack_with_convolutions,
+        "own.Own: clients trained in one call differ from clients trained",
+    ),
     "def start(self, state, download, info):\n  return {'model': download['model'], 'rare': 1 / info.class_counts[3]}\n"
     " def loss(self, client, batch):\n  return self.risk(client, batch) + client['model'].norm() * client['rare']": (
         checks.check_missing_classes,

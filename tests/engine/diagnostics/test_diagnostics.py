@@ -1,6 +1,7 @@
 """Diagnostics of a run, compared with plain PyTorch and with the recorded results of the run."""
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -8,8 +9,11 @@ import pyarrow as pa
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
+from typing_extensions import override
 
+from fedpipe.algorithms.batch import State
+from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import layout, packing
 from fedpipe.core.storage.files import read_json, read_pt, write_json, write_pt
@@ -30,6 +34,15 @@ def build_normalized_model(shape: tuple[int, ...], num_classes: int) -> tuple[nn
     """A custom model with batch normalization."""
     body = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 12), nn.BatchNorm1d(12), nn.ReLU())
     return body, nn.Linear(12, num_classes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictByParameters(FedAvg):
+    """FedAvg whose `predict` uses other methods of the network, too."""
+
+    @override
+    def predict(self, client: State, x: Tensor) -> Tensor:
+        return self.net(self.net.parameters(client["model"]), x)
 
 
 def run_study(
@@ -88,6 +101,7 @@ def test_replay_on_another_device_accepts_rounding_of_precision(
         ("pfedme", {}),
         ("fedala", {}),
         ("fedper", {"model": {"name": f"{__name__}.build_normalized_model"}, "federation": {"buffers": "keep"}}),
+        ("own", {"algorithms": {"own": {"algorithm": f"{__name__}.PredictByParameters"}}}),
     ],
 )
 def test_local_models_have_accuracies_recorded_by_protocols(label: str, sections: dict[str, Any], stack: int) -> None:
