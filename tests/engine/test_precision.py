@@ -10,6 +10,7 @@ from torch import nn
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.core.errors import SettingsError
 from fedpipe.engine.clients.federated_data import FederatedData
+from fedpipe.engine.torch_env import numerics
 from fedpipe.engine.torch_env.trees import is_finite
 from fedpipe.models.base import Network
 from fedpipe.planning import planner
@@ -139,3 +140,14 @@ def test_run_key_depends_on_precision(in_empty_folder: Path) -> None:
 def test_bfloat16_precision_rejects_float64() -> None:
     with pytest.raises(SettingsError, match=r"^federation\.precision: bfloat16 .*float64"):
         parser.parse_params(studies.settings(federation={"precision": "bfloat16", "dtype": "float64"}))
+
+
+@pytest.mark.usefixtures("in_empty_folder")
+def test_opened_run_has_deterministic_kernels_and_no_tf32() -> None:
+    with numerics.preserve_torch_flags():
+        torch.set_deterministic_debug_mode("default")
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
+        studies.open_runs(studies.prepare(studies.settings()))
+        assert torch.get_deterministic_debug_mode() == 2, "error"
+        assert not torch.backends.cudnn.allow_tf32
+        assert not torch.backends.cuda.matmul.allow_tf32

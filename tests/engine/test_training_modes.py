@@ -1,11 +1,14 @@
 """BatchNorm, dropout and transforms have equal results alone and in a stack, for all values of `buffers`."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.algorithms.fedsam import FedSAM
 from fedpipe.core import rng
 from fedpipe.engine.clients.executor import BUFFERS
 from fedpipe.engine.clients.federated_data import FederatedData
@@ -149,6 +152,33 @@ def test_client_training_with_batch_norm_matches_pytorch(trial):
     module.load_state_dict(run_trial.server["model"], strict=False)
     rule = torch.optim.SGD(module.parameters(), run_trial.algorithm.federation.learning_rate)
     take_steps(rule, lambda x, y: nn.functional.cross_entropy(module(x), y), list_batches(run_trial, 3, 1))
+    (outcome,) = run_trial.train([3])
+    expected = dict(module.named_parameters()) | dict(module.named_buffers())
+    for name, value in outcome.upload["model"].items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_running_statistics_of_fedsam_are_those_of_second_gradient(trial, width):
+    run_trial = trial(width, Transforms(), algorithm=FedSAM(rho=0.5))
+    run_trial.net._module.get_submodule("body.3").p = run_trial.net._module.get_submodule("body.8").p = 0
+    run_trial.executor._idle_workers = [run_trial.algorithm]
+    module = build_network(0.0).double().train()
+    module.load_state_dict(run_trial.server["model"], strict=False)
+    parameters = list(module.parameters())
+    for x, y in list_batches(run_trial, 3, 1):
+        theta = [value.detach().clone() for value in parameters]
+        statistics = copy.deepcopy(dict(module.named_buffers()))
+        gradients = torch.autograd.grad(nn.functional.cross_entropy(module(x), y), parameters)
+        norm = torch.cat([value.flatten() for value in gradients]).norm()
+        module.load_state_dict(statistics, strict=False)
+        with torch.no_grad():
+            for value, gradient in zip(parameters, gradients, strict=True):
+                value += 0.5 * gradient / (norm + 1e-12)
+        gradients = torch.autograd.grad(nn.functional.cross_entropy(module(x), y), parameters)
+        with torch.no_grad():
+            for value, old, gradient in zip(parameters, theta, gradients, strict=True):
+                value.copy_(old - run_trial.algorithm.federation.learning_rate * gradient)
     (outcome,) = run_trial.train([3])
     expected = dict(module.named_parameters()) | dict(module.named_buffers())
     for name, value in outcome.upload["model"].items():

@@ -69,6 +69,9 @@ BREACHES = {
     "def upload(self, client):\n  return {'model': client['model'], 'norm': 0.5}": (
         "own.Own.upload (own.py, line 35) returned 'norm' as 0.5, a Python float. Return a tensor"
     ),
+    "def start(self, state, download, info):\n  return {'model': download['model'], 'buffers': download['model']}": (
+        "own.Own.start (own.py, line 35) returned 'buffers', which is fedpipe's name of BatchNorm's running statistics."
+    ),
     "def keep(self, client):\n  {'last': client['model']}": (
         "own.Own.keep (own.py, line 35) returned None. Return a dict of named parts"
     ),
@@ -269,6 +272,13 @@ def test_check_function_returns_message_for_violation(body: str, project: Path) 
     check, sentence = LATER[body]
     found = check(import_module(project, body).Own())
     assert sentence in found[0]
+
+
+@pytest.mark.parametrize("check", [checks.check_loop_and_stack, checks.check_loop_and_stack_with_adam])
+def test_each_optimizer_finds_loss_that_padding_changes(check: testing.Check, project: Path) -> None:
+    body = "def loss(self, client, batch):\n  return self.risk(client, batch) * batch.x.std()"
+    (message,) = check(import_module(project, body).Own())
+    assert message.startswith("own.Own: clients trained in one call differ from clients trained one after the other")
 
 
 def test_server_momentum_of_whole_model_passes_batch_norm_check(project: Path) -> None:
