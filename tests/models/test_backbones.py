@@ -176,7 +176,14 @@ def test_body_and_head_match_logits_of_timm(architecture: str, shape: tuple[int,
 IMAGENET = {"weights": "IMAGENET1K_V1", "sha256": "0" * 64}
 #: Settings of a model of 32x32 images, and the start of the message. `name` is torchvision.
 MISTAKES: list[tuple[dict[str, Any], str]] = [
-    ({"architecture": "resnet81"}, "model.architecture: unknown architecture 'resnet81'"),
+    (
+        {"architecture": "resnet81"},
+        "model.architecture: unknown architecture 'resnet81' of torchvision. Did you mean 'resnet18'",
+    ),
+    (
+        {"architecture": "own"},
+        "model.architecture: unknown architecture 'own' of torchvision. Use one such as alexnet.",
+    ),
     ({"name": "timm", "architecture": "vit_tiny"}, "model.architecture: unknown architecture 'vit_tiny' of timm"),
     (
         {"architecture": "resnet18", "weights": "IMAGENET1K_V3"},
