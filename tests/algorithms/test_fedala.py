@@ -5,7 +5,9 @@ from torch.nn.functional import cross_entropy
 from fedpipe.algorithms.fedala import FedALA
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.engine.clients.executor import FIRST
+from fedpipe.testing.trial import Normalized
 from tests.algorithms.expected import Expected
+from tests.algorithms.oracles import list_batches
 
 EXPECTED = Expected(
     traffic=[({}, lambda n: (n.all, n.all))],
@@ -130,6 +132,28 @@ def test_fedala_mixing_pass_matches_pytorch_gradients(make_trial, width, layers,
         assert torch.allclose(outcome.kept_state["weights"][name], weights[name], rtol=1e-12, atol=1e-14)
         mixed = state["local"][name] + towards[name] * weights[name]
         assert torch.allclose(outcome.upload["model"][name], mixed, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_fedala_mixes_only_parameters_and_each_pass_updates_running_statistics(make_trial, assert_same, width):
+    """Both rates are 0 in the third round, so that only running statistics change."""
+    algorithm, client = FedALA(layers=2, rate=0.0, share=0.75), 5
+    trial = make_trial(algorithm, "norm", participation=1.0, learning_rate=0.3).run(2)
+    trial = _copy_trial_state(make_trial(algorithm, "norm", width=width, learning_rate=0.0), trial)
+    trial.client_states[client]["weights"] *= 0.25
+    trial.client_states[client]["settled"] = torch.ones(())
+    model = trial.start(client)["model"]
+    assert not torch.equal(model["body.1.weight"], trial.server["model"]["body.1.weight"])
+    assert_same(trial.net.buffers(model), trial.net.buffers(trial.server["model"]))
+    network = Normalized().build((5,), 4).double().train()
+    network.load_state_dict(model, strict=False)
+    order = trial.clients.shuffle_indices(client, 3, "mixing", 0, algorithm.share)
+    mixing_batches = [trial.clients.gather_samples(order[first : first + 4]) for first in range(0, len(order), 4)]
+    for x, _ in [*mixing_batches, *list_batches(trial, client, 3)]:
+        network(x)
+    (outcome,) = trial.train([client])
+    buffers = {name: value for name, value in network.named_buffers() if name in model}
+    assert_same(outcome.upload["model"], model | buffers, tolerance=1e-12)
 
 
 def test_fedala_caps_passes_of_first_mixing(make_trial, counting_class):
