@@ -72,3 +72,11 @@ def test_ccvr_absent_classes_keep_their_sums(make_trial, make_clients, assert_sa
     assert trial.server["counts"].tolist() == [9, 9, 0, 0]
     assert_same(trial.server["products"][0], first["products"][0])
     assert all(value.isfinite().all() for value in trial.algorithm.global_model(trial.server).values())
+
+
+def test_ccvr_calibrates_classes_with_two_samples_or_more(make_trial, make_clients):
+    """The covariance of a class divides by its number of samples minus 1."""
+    clients = make_clients(sizes=[2, 1], labels=lambda client: [client])
+    trial = make_trial(CCVR(samples=5), clients=clients, participation=1.0).run()
+    assert trial.server["counts"].tolist() == [2, 0, 0, 0]
+    assert all(value.isfinite().all() for value in trial.algorithm.global_model(trial.server).values())

@@ -5,6 +5,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedpipe.algorithms.batch import Batch
+from fedpipe.algorithms.extra_layers import init_layer
 from fedpipe.algorithms.fedcp import FedCP, compute_squared_mmd
 from fedpipe.algorithms.fedper import FedPer
 from fedpipe.models.mlp import MLP
@@ -45,6 +46,17 @@ def test_fedcp_policy_splits_features_by_softmax(make_trial):
     head, global_head = ((part["head.weight"], part["head.bias"]) for part in (client["model"], client["global_head"]))
     expected = F.linear(z * s, *head) + F.linear(z * (1 - s), *global_head)
     torch.testing.assert_close(trial.algorithm.classify(client, z), expected, rtol=0, atol=1e-12)
+
+
+def test_extra_layer_is_drawn_from_pytorch_default_distribution():
+    """Weights and biases are uniform between -1/sqrt(25) and 1/sqrt(25). Compare quantiles."""
+    layer, levels = init_layer(torch.tensor(3), "policy", 400, torch.zeros(1, 25, dtype=f64)), torch.linspace(0, 1, 9)
+    for name, count in (("weight", 10_000), ("bias", 400)):
+        quantiles = layer[name].flatten().quantile(levels.double())
+        assert layer[name].numel() == count
+        torch.testing.assert_close(quantiles, 0.4 * levels.double() - 0.2, rtol=0, atol=0.4 / count**0.5)
+    assert layer["scale"].tolist() == [1] * 400
+    assert layer["shift"].tolist() == [0] * 400
 
 
 def test_fedcp_with_personal_head_only_equals_fedper(make_trial, assert_same):
