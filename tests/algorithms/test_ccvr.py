@@ -43,7 +43,8 @@ def test_ccvr_draws_match_class_means_and_covariances(make_trial, width):
     for c in range(4):
         assert server["counts"][c] == (y == c).sum()
         torch.testing.assert_close(draws[c].mean(0), z[y == c].mean(0), atol=0.05, rtol=0)
-        torch.testing.assert_close(draws[c].T.cov(), z[y == c].T.cov(), atol=0.05, rtol=0.05)
+        covariance = z[y == c].T.cov()
+        torch.testing.assert_close(draws[c].T.cov(), covariance, atol=0.03 * float(covariance.abs().max()), rtol=0)
 
 
 def test_ccvr_head_matches_sgd_step_on_virtual_features(make_trial, assert_same):

@@ -79,6 +79,13 @@ def test_cfl_splits_if_separation_exceeds_gamma(make_server):
     assert aggregate_updates(algorithm, server, dict(enumerate(EXAMPLE)))["cluster"].tolist() == [0, 0, 2]
 
 
+def test_cfl_separation_ignores_clients_that_never_trained(make_server):
+    """Client 3 has no update, whose cosine with the others would be 0."""
+    algorithm, server = make_server(4, gamma=0.8)
+    server = aggregate_updates(algorithm, server, dict(enumerate(EXAMPLE)))
+    assert server["cluster"].tolist() == [0, 0, 2, 0]
+
+
 def test_cfl_keeps_clusters_of_one_or_two_clients(make_server):
     algorithm, server = make_server(2)
     assert aggregate_updates(algorithm, server, {0: (1.0, 0.0), 1: (-1.0, 0.0)})["cluster"].tolist() == [0, 0]
