@@ -8,6 +8,7 @@ from fedpipe.algorithms.batch import Batch
 from fedpipe.algorithms.fedas import FedAS
 from fedpipe.algorithms.fedper import FedPer
 from fedpipe.algorithms.uploads import Uploads
+from fedpipe.testing.trial import Normalized
 from tests.algorithms.expected import Expected
 from tests.algorithms.oracles import average_models, copy_parameters, list_batches, load_mlp, take_steps
 
@@ -27,7 +28,7 @@ def test_fedas_averages_bodies_by_fisher_traces(make_trial, assert_same):
     def make_upload(scale, trace):
         return {"body": scale * body, "fisher": torch.tensor(trace, dtype=f64)}
 
-    found = trial.aggregate(Uploads([0, 1], [0.5, 0.5], [make_upload(1.0, 1.0), make_upload(2.0, 3.0)]))
+    found = trial.aggregate(Uploads([0, 1], [0.5, 0.5], [make_upload(1.0, 0.1), make_upload(2.0, 0.3)]))
     assert_same(found["body"], 1.75 * body, tolerance=1e-14)
     found = trial.aggregate(Uploads([0, 1], [0.25, 0.75], [make_upload(1.0, 0.0), make_upload(2.0, 0.0)]))
     assert_same(found["body"], 1.75 * body, tolerance=1e-14)
@@ -48,6 +49,23 @@ def test_fedas_misalignment_matches_exact_value(make_trial):
     client = {"model": model, "means": means, "counts": torch.zeros(4)}
     batch = Batch(x, y, torch.tensor([1.0, 1, 1, 0], dtype=f64))
     assert float(trial.algorithm.compute_misalignment(client, batch)) == pytest.approx((5 + 4) / 6, abs=1e-14)
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_fedas_measures_fisher_trace_in_evaluation_mode(make_trial, assert_same, width):
+    """The trace does not change BatchNorm's running statistics, and uses them."""
+    aligned, per = (
+        make_trial(algorithm, "norm", width=width, learning_rate=0.1)
+        for algorithm in (FedAS(alignment_epochs=0), FedPer())
+    )
+    (outcome,), (plain_outcome,) = (trial.train([5]) for trial in (aligned, per))
+    assert_same(outcome.upload["body"], plain_outcome.upload["body"])
+    network, trace = Normalized().build((5,), 4).double().eval(), 0.0
+    network.load_state_dict(outcome.upload["body"] | outcome.kept_state["head"], strict=False)
+    for x, y in list_batches(aligned, 5, 1, "fisher", epochs=1):
+        gradients = torch.autograd.grad(cross_entropy(network(x), y), list(network.parameters()))
+        trace += sum(float(gradient.square().sum()) for gradient in gradients)
+    assert float(outcome.upload["fisher"]) == pytest.approx(trace, rel=1e-12)
 
 
 def test_fedas_with_one_client_and_no_alignment_equals_fedper(make_trial, make_clients, assert_same):

@@ -143,6 +143,16 @@ def test_fedpac_three_rounds_match_authors_code(make_trial, assert_same, width):
         assert_same(select_model(trial.server["heads"], client), head, tolerance=1e-6)
 
 
+def test_fedpac_class_without_prototype_has_no_penalty(make_trial, make_clients, assert_same):
+    """Client 0 has a sample of class 0. Client 1 has class 1, which the server does not know in the second round."""
+    clients = make_clients(sizes=[1, 9], labels=lambda client: [client])
+    trials = [make_trial(FedPAC(penalty=penalty), clients=clients).run(1, ids=[0]) for penalty in (50.0, 0.0)]
+    assert [trial.server["known"].tolist() for trial in trials] == [[1, 0, 0, 0]] * 2
+    pulled, free = (trial.run(1, ids=[1]).server for trial in trials)
+    assert_same(pulled["body"], free["body"])
+    assert pulled["known"].tolist() == [1, 1, 0, 0]
+
+
 def test_fedpac_with_one_client_and_no_penalty_equals_fedrep(make_trial, make_clients, assert_same):
     """The head weight of a single client is 1."""
     clients = make_clients(sizes=[17])
