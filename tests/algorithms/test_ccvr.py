@@ -47,9 +47,10 @@ def test_ccvr_draws_match_class_means_and_covariances(make_trial, width):
         torch.testing.assert_close(draws[c].T.cov(), covariance, atol=0.03 * float(covariance.abs().max()), rtol=0)
 
 
-def test_ccvr_head_matches_sgd_step_on_virtual_features(make_trial, assert_same):
+@pytest.mark.parametrize("batch_size", [28, "full"])
+def test_ccvr_head_matches_sgd_step_on_virtual_features(make_trial, assert_same, batch_size):
     """One batch contains all draws, so PyTorch's SGD takes one step."""
-    trial = make_trial(CCVR(samples=7), batch_size=28, participation=1.0, learning_rate=0.3)
+    trial = make_trial(CCVR(samples=7), batch_size=batch_size, participation=1.0, learning_rate=0.3)
     head = torch.nn.Linear(6, 4).double()
     head.load_state_dict({name[5:]: value for name, value in trial.server["model"].only(trial.net.head_names).items()})
     server = trial.run().server

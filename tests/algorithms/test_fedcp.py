@@ -8,6 +8,7 @@ from fedpipe.algorithms.batch import Batch
 from fedpipe.algorithms.extra_layers import init_layer
 from fedpipe.algorithms.fedcp import FedCP, compute_squared_mmd
 from fedpipe.algorithms.fedper import FedPer
+from fedpipe.models.base import Network
 from fedpipe.models.mlp import MLP
 from tests.algorithms.expected import Expected
 from tests.algorithms.oracles import average_models, copy_parameters, list_batches
@@ -57,6 +58,22 @@ def test_extra_layer_is_drawn_from_pytorch_default_distribution():
         torch.testing.assert_close(quantiles, 0.4 * levels.double() - 0.2, rtol=0, atol=0.4 / count**0.5)
     assert layer["scale"].tolist() == [1] * 400
     assert layer["shift"].tolist() == [0] * 400
+
+
+def test_fedcp_downloaded_body_is_in_evaluation_mode(make_trial):
+    """The downloaded body has no dropout while the client's body trains."""
+    dropout = nn.Sequential(nn.Linear(5, 6), nn.Dropout(0.5))
+    trial = make_trial(FedCP(penalty=2.0), lambda: Network(dropout, nn.Linear(6, 4)))
+    algorithm, client, net = trial.algorithm, trial.start(1), trial.net
+    batch = Batch(torch.randn(3, 5, generator=torch.Generator().manual_seed(1), dtype=f64), torch.tensor([0, 1, 2]))
+    with net.mode.activate(True, None, torch.tensor(7)):
+        z = net.features(client["model"], batch.x)
+    with net.mode.activate(True, None, torch.tensor(7)):
+        loss = algorithm.loss(client, batch)
+    distance = compute_squared_mmd(z, net.features(client["global_body"], batch.x), batch)
+    expected = cross_entropy(algorithm.classify(client, z), batch.y) + 2 * distance
+    assert float(loss) == pytest.approx(float(expected), rel=1e-12)
+    assert distance > 1e-3
 
 
 def test_fedcp_with_personal_head_only_equals_fedper(make_trial, assert_same):

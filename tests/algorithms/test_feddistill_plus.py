@@ -86,6 +86,13 @@ def test_feddistill_plus_first_teacher_is_label(make_trial, mode):
         )
 
 
+@pytest.mark.parametrize(("mode", "names"), [("kl", ["SL"]), ("code", ["SL"]), ("paper", [])])
+def test_feddistill_plus_records_table_that_all_clients_receive(make_trial, mode, names):
+    """With `paper` each client receives another table."""
+    trial = make_trial(FedDistillPlus(mode=mode)).run()
+    assert list(trial.algorithm.matrices(trial.server)) == names
+
+
 def test_feddistill_plus_teacher_is_row_of_sample_class(make_trial):
     trial = make_trial(FedDistillPlus(mu=2.0))
     client, batch = trial.start(3), gather_batch(trial, 3)

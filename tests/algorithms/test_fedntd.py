@@ -2,11 +2,13 @@ import math
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
 
 from fedpipe.algorithms.batch import Batch
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.fedntd import FedNTD, compute_not_true_log_softmax
+from fedpipe.models.base import FunctionalNetwork, Network
 from tests.algorithms.expected import Expected
 from tests.algorithms.oracles import train_plainly
 
@@ -14,6 +16,8 @@ EXPECTED = Expected(
     traffic=[({}, lambda n: (n.all, n.all))],
     centralized={"beta": 0.0},
 )
+
+f64 = torch.float64
 
 
 def test_not_true_log_softmax_matches_exact_values():
@@ -63,6 +67,21 @@ def test_fedntd_three_rounds_match_pfllib_loss(make_trial, assert_same, tau):
     trial = make_trial(FedNTD(beta=0.7 * tau**2, tau=tau))
     expected = train_plainly(trial, compute_loss, 3)
     assert_same(trial.run(3).server["model"], expected, tolerance=1e-12)
+
+
+def test_fedntd_teacher_is_in_evaluation_mode(make_trial):
+    """The teacher has no dropout while the client's model trains. Its logits equal the client's without dropout."""
+    net = FunctionalNetwork(lambda: Network(nn.Sequential(nn.Linear(5, 6), nn.Dropout(0.5)), nn.Linear(6, 4)), f64)
+    algorithm, model = FedNTD().bind(net, make_trial("fedavg").algorithm.federation), net.make_initial_model(1)
+    batch = Batch(torch.randn(3, 5, generator=torch.Generator().manual_seed(1), dtype=f64), torch.tensor([0, 1, 2]))
+    with net.mode.activate(True, None, torch.tensor(7)):
+        logits = net(model, batch.x)
+    with net.mode.activate(True, None, torch.tensor(7)):
+        loss = algorithm.loss({"model": model, "teacher": model}, batch)
+    log_q, log_teacher = (compute_not_true_log_softmax(z, batch.y) for z in (logits, net(model, batch.x)))
+    divergence = kl_div(log_q, log_teacher.exp(), reduction="batchmean")
+    assert float(loss) == pytest.approx(float(cross_entropy(logits, batch.y) + divergence), rel=1e-12)
+    assert divergence > 1e-3
 
 
 def test_fedntd_forgets_absent_classes_less_than_fedavg(make_trial, make_clients):

@@ -96,6 +96,7 @@ def test_scaffold_control_with_adam_is_mean_gradient(make_toy):
     settings = {"risk": lambda a, b, x: a * x, "batch_size": 2, "optimizer": "adam"}
     trial = make_toy(Scaffold(adam=True), [(2.0, 0.0), (-1.0, 0.0)], [5, 3], **settings).run(2)
     assert list_controls(trial) == pytest.approx([2, -1], abs=1e-14)
+    assert float(trial.server["control"]["head.weight"]) == pytest.approx(0.5, abs=1e-14)
 
 
 def test_scaffold_adam_parameter_does_not_change_sgd(make_trial, assert_same):
