@@ -2,8 +2,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedpipe.algorithms.fedala import FedALA
+from fedpipe.algorithms.fedala import FedALA, LossWindow
 from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.core.tensors import Tensors
 from fedpipe.engine.clients.executor import FIRST
 from fedpipe.testing.trial import Normalized
 from tests.algorithms.expected import Expected
@@ -188,6 +189,14 @@ def test_fedala_first_mixing_ends_if_losses_are_constant(make_mixing):
     (outcome,) = trial.train()
     assert seen == [18.0] + [4.5] * 10
     assert float(outcome.kept_state["settled"]) == 1
+
+
+@pytest.mark.parametrize(("passes", "threshold", "is_varying"), [(11, 0.5, True), (11, 0.51, False), (10, 0.51, True)])
+def test_fedala_loss_window_uses_population_std_of_ten_losses(passes, threshold, is_varying):
+    """Five losses of 0 and five of 1 have the population standard deviation 0.5, as in the authors' code (NumPy's)."""
+    number = torch.tensor(float(passes))
+    window = Tensors(passes=number, loss=number, losses=torch.tensor([0.0, 1.0] * 5))
+    assert bool(LossWindow.is_varying(window, threshold)) == is_varying
 
 
 def test_fedala_new_client_starts_from_global_model(make_trial, assert_same):

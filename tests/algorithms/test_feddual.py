@@ -196,6 +196,8 @@ def test_feddual_records_effective_number_of_clients(make_trial):
     found = trial.algorithm.metrics(trial.server)
     assert float(found["effective_clients.head.weight"]) == pytest.approx(1, abs=1e-6)
     assert any(torch.allclose(winner, outcome.upload["model"]["head.weight"], atol=1e-6) for outcome in trial.outcomes)
+    equal = make_trial(FedDUAL(epsilon=1e14), participation=1.0).run()
+    assert float(equal.algorithm.metrics(equal.server)["effective_clients.head.bias"]) == pytest.approx(8, rel=1e-9)
 
 
 @pytest.mark.parametrize(
