@@ -358,6 +358,13 @@ def test_dirichlet_feddw_fills_empty_clients_with_first_samples() -> None:
     pytest.fail("no seed leaves two clients empty")
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_dirichlet_feddw_gives_each_client_a_sample_if_there_are_no_more(seed: int) -> None:
+    """With this alpha one client owns all four samples before the others are filled."""
+    owner = assign_clients(DirichletFedDW(alpha=1e-3), np.zeros(4, dtype=np.int64), 4, seed)
+    assert sorted(owner.tolist()) == [0, 1, 2, 3]
+
+
 def assign_like_pfllib_pat(labels: Integers, num_clients: int, k: int, rng: np.random.Generator) -> Integers:
     """PFLlib's "pat" as published, without its minimum of least_samples / classes = 40 / 10 = 4 samples."""
     classes = len(np.unique(labels))

@@ -259,6 +259,14 @@ def test_step_traces_match_manual_training(stack: int) -> None:
         assert rows_of_owner[rows_of_owner["step"] == 0]["share"].to_list() == pytest.approx(share.tolist())
 
 
+def test_step_traces_contain_only_steps_of_training() -> None:
+    """A client of FedDW also measures its soft labels, which is a pass without steps."""
+    run = run_study("feddw")
+    frame = step_traces.compute_table(run, AT, {"clients": None}).to_pandas()
+    counts = frame.groupby("client")["step"].max().to_dict()
+    assert counts == {client: len(list(list_batches(run, client, AT))) for client in run.select_participants(AT)}
+
+
 def compute_class_fractions(net: Any) -> list[float]:
     norms = net.head.weight.detach().norm(dim=1)
     result: list[float] = (norms / norms.sum()).tolist()
@@ -359,8 +367,9 @@ def test_random_direction_scales_each_convolution_filter() -> None:
     torch.testing.assert_close(repeated_run["weight"], 3 * result["weight"])
 
 
-def test_features_table_contains_normalized_features_and_head_rows() -> None:
-    run = run_study()
+@pytest.mark.parametrize("model", [None, {"name": f"{__name__}.build_normalized_model"}])
+def test_features_table_contains_normalized_features_and_head_rows(model: dict[str, Any] | None) -> None:
+    run = run_study(model=model)
     settings = {"samples": 40, "perplexity": 5, "seed": 0}
     table = features.compute_table(run, AT, settings)
     frame = table.to_pandas()
