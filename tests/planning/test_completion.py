@@ -34,6 +34,13 @@ def test_mark_is_missing_under_another_plan_and_restored_under_the_first(plan_st
     assert MARK.read_bytes() == mark
 
 
+def test_mark_is_missing_under_each_other_plan(plan_study: Callable[..., Plan]) -> None:
+    completion.write_completion_mark(plan_study())
+    for rate in (0.01, 0.02):
+        plan_study(federation={"learning_rate": rate})
+        assert not MARK.exists()
+
+
 def test_mark_stays_if_tables_and_figures_do_not_depend_on_the_edit(plan_study: Callable[..., Plan]) -> None:
     completion.write_completion_mark(plan_study())
     plan_study(execution={"device": "cpu"}, artifacts={"keep_models": "last"})

@@ -195,6 +195,65 @@ def test_run_key_contains_all_federation_fields_except_rounds() -> None:
     assert set(content) == set(federation.Federation.model_fields) - {"rounds", "held_out", "drift"}  # off
 
 
+def test_run_key_of_defaults_contains_no_setting_that_is_off() -> None:
+    """So a setting that is added later changes no key of runs without it."""
+    params = parser.parse_params({"study": {"algorithms": ["fedavg"]}})
+    settings = dataclasses.asdict(RunSettings.from_params(params, "fedavg", 0))
+    for name in ("dataset", "partition", "model", "algorithm"):
+        del settings[name]["code"]
+    assert settings == {
+        "dataset": {
+            "name": "digits",
+            "split": "official",
+            "validation_fraction": 0.0,
+            "sha256": "6c22173b92213b98d63c5dfb1ef609779fcc73b493cacdd73b16ddcecde4bec9",
+        },
+        "transforms": {"mean": [], "std": [], "crop": 0, "flip": False, "rotation": 0.0, "on_test": False},
+        "partition": {"scheme": "dirichlet", "seed": None, "alpha": 0.5, "minimum": 1},
+        "model": {
+            "name": "cnn",
+            "weights": None,
+            "sha256": None,
+            "channels": [16, 32],
+            "hidden": 64,
+            "batch_norm": False,
+            "bias": True,
+        },
+        "algorithm": {"name": "fedavg"},
+        "federation": {
+            "clients": 10,
+            "participation": 1.0,
+            "local_epochs": 1,
+            "local_steps": None,
+            "batch_size": 32,
+            "optimizer": "sgd",
+            "learning_rate": 0.05,
+            "schedule": {"name": "constant", "warmup": 0},
+            "clip_norm": None,
+            "momentum": 0.0,
+            "weight_decay": 0.0,
+            "weighting": "count",
+            "buffers": "average",
+            "server": {"optimizer": "sgd", "learning_rate": 1.0},
+            "dtype": "float32",
+            "precision": "full",
+        },
+        "evaluation": {"protocols": ["global-on-global", "personal-on-local"], "every": 1},
+        "seed": 0,
+        "origin": {},
+    }
+
+
+def test_run_key_depends_on_kind_of_label_noise_only_with_noise() -> None:
+    keys = {
+        (rate, kind): compute_key(make_study(dataset__label_noise=rate, dataset__label_noise_kind=kind))
+        for rate in (0.0, 0.2)
+        for kind in ("symmetric", "pairwise")
+    }
+    assert keys[0.0, "symmetric"] == keys[0.0, "pairwise"]
+    assert len(set(keys.values())) == 3
+
+
 def test_run_key_ignores_hyperparameters_of_other_algorithms() -> None:
     settings = make_study(("fedavg", "fedprox"))
     assert compute_key(loader.override_settings(settings, {"algorithms.fedprox.mu": 9})) == compute_key(settings)
