@@ -244,16 +244,6 @@ def test_run_key_of_defaults_contains_no_setting_that_is_off() -> None:
     }
 
 
-def test_run_key_depends_on_kind_of_label_noise_only_with_noise() -> None:
-    keys = {
-        (rate, kind): compute_key(make_study(dataset__label_noise=rate, dataset__label_noise_kind=kind))
-        for rate in (0.0, 0.2)
-        for kind in ("symmetric", "pairwise")
-    }
-    assert keys[0.0, "symmetric"] == keys[0.0, "pairwise"]
-    assert len(set(keys.values())) == 3
-
-
 def test_run_key_ignores_hyperparameters_of_other_algorithms() -> None:
     settings = make_study(("fedavg", "fedprox"))
     assert compute_key(loader.override_settings(settings, {"algorithms.fedprox.mu": 9})) == compute_key(settings)
