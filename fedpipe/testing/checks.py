@@ -57,7 +57,13 @@ from fedpipe.testing.comparisons import (
     seed_and_watch_generators,
     watch_round_copies,
 )
-from fedpipe.testing.trial import Trial, describe_difference, make_synthetic_clients, make_trial
+from fedpipe.testing.trial import (
+    Trial,
+    describe_difference,
+    make_synthetic_clients,
+    make_trial,
+    select_trial_device,
+)
 
 #: Advice in checks. Elsewhere the advice is to type `fedpipe check`.
 RESULT_ADVICE = "Return the types and shapes that FedAvg's hooks return."
@@ -450,7 +456,7 @@ def check_missing_classes(algorithm: Algorithm) -> Iterator[str]:
 @_make_check
 def check_training_on_digits(algorithm: Algorithm) -> Iterator[str]:
     """Training lowers the clients' loss on handwritten digits, and no number is infinite or NaN."""
-    clients, family = make_digit_clients(), MLP(hidden=(16,))
+    clients, family = make_digit_clients(select_trial_device()), MLP(hidden=(16,))
     settings: dict[str, Any] = {"participation": 1.0, "learning_rate": 0.1, "batch_size": 10, "dtype": "float32"}
     trial = make_trial(algorithm, lambda: family.build((1, 8, 8), 10), clients, **settings)
     initial_loss = compute_mean_loss(trial.train(tests=("local",), phase="begin"))

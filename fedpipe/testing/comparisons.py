@@ -27,7 +27,7 @@ from fedpipe.engine.clients.loop import ClientRun
 from fedpipe.engine.server.device import use_server_device
 from fedpipe.engine.torch_env.trees import stack_states, unstack_client
 from fedpipe.models.base import FunctionalNetwork
-from fedpipe.testing.trial import Trial, describe_difference, make_trial, select_trial_device
+from fedpipe.testing.trial import Trial, describe_difference, make_trial
 
 Check = Callable[[Algorithm], list[str]]
 
@@ -335,7 +335,7 @@ def compute_mean_loss(outcomes: Sequence[Outcome]) -> float:
 
 
 @functools.cache
-def make_digit_clients() -> FederatedData:
+def make_digit_clients(device: torch.device) -> FederatedData:
     """Ten clients with 30 training and 6 test images of handwritten digits, of three classes each."""
     from sklearn.datasets import load_digits
 
@@ -348,6 +348,4 @@ def make_digit_clients() -> FederatedData:
         train.append(np.concatenate([indices[:10] for indices in class_indices]))
         test.append(np.concatenate([indices[10:] for indices in class_indices]))
     x = torch.as_tensor(images.reshape(-1, 1, 8, 8) / 16, dtype=torch.float32)
-    return FederatedData(
-        x, torch.as_tensor(labels), train, test, np.concatenate(test), 10, 0, device=select_trial_device()
-    )
+    return FederatedData(x, torch.as_tensor(labels), train, test, np.concatenate(test), 10, 0, device=device)

@@ -21,7 +21,7 @@ from fedpipe.engine import rounds as running
 from fedpipe.engine.clients import loop
 from fedpipe.engine.run import Run
 from fedpipe.engine.server import device as server_device
-from fedpipe.testing import comparisons, trial
+from fedpipe.testing import checks, trial
 from tests import fake_device
 from tests import small_studies as studies
 
@@ -228,7 +228,7 @@ def test_algorithm_checks_pass_on_device(monkeypatch: pytest.MonkeyPatch) -> Non
 
     SCAFFOLD has states of the server and of clients.
     """
-    for module in (trial, comparisons):
+    for module in (trial, checks):
         monkeypatch.setattr(module, "select_trial_device", lambda: fake_device.DEVICE)
     monkeypatch.setattr(loop, "ThreadPoolExecutor", fake_device.SequentialExecutor)
     algorithm = cast(Algorithm, registry.build_component(component.ALGORITHM, "scaffold", {}))
