@@ -77,6 +77,11 @@ def prepare_job(case_name: str, folder: Path, options: argparse.Namespace) -> Jo
     torch.save(plan, folder / "plan.pt")
     run = open_run(folder / "initial", Job(str(folder), case_name, options.rounds, options.threads, options.seed))
     plan["schedule"] = [run.select_participants(number) for number in range(1, options.rounds + 2)]
+    if any(len(plan["train"][client]) == 0 for clients in plan["schedule"] for client in clients):
+        sys.exit(
+            f"--samples: {options.samples} is too few for {case_name}, in which each client needs {case.batch_size} "
+            "training samples. Use more."
+        )
     plan["initial"] = list(run.algorithm.net.parameters(run.make_initial_model(0)).values())
     torch.save(plan, folder / "plan.pt")
     return Job(str(folder), case_name, options.rounds, options.threads, options.seed)

@@ -115,7 +115,10 @@ class Federation(Section):
         20, ge=1, le=9999, strict=True, description="Communication rounds T. More rounds continue a shorter run."
     )
     local_epochs: int | None = Field(
-        1, ge=1, description="Epochs over a client's training data in a round. null with local_steps."
+        1,
+        ge=1,
+        description="Epochs over a client's training data in a round. null with local_steps. The key has no effect on "
+        "fedrep, which has head_epochs and body_epochs.",
     )
     local_steps: int | None = Field(
         None, ge=1, strict=True, description="Steps of every client in a round, instead of local_epochs."

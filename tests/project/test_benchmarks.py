@@ -181,6 +181,14 @@ def test_peers_fails_if_accuracy_of_peer_differs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_peers_rejects_samples_without_batch_for_each_client() -> None:
+    command = [sys.executable, "benchmarks/peers.py", "--synthetic", "--samples", "2000", "--case", "clients"]
+    process = subprocess.run([*command, "--system", "fedpipe"], cwd=ROOT, capture_output=True, text=True)
+    assert process.returncode == 1
+    assert "--samples: 2000 is too few for clients" in process.stderr
+
+
+@pytest.mark.slow
 def test_startup_figures_are_consistent(tmp_path: Path) -> None:
     figures = measure_figures("startup", tmp_path)
     assert figures["large_plan_runs"] == len(registry.list_components(component.ALGORITHM))
