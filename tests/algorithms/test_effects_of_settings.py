@@ -1,4 +1,4 @@
-"""Each setting of the clients' training changes each method's result, is an error, or its description names the method."""
+"""Each setting of the clients' training changes each method's result, is an error, or has a description that names it."""
 
 import re
 from typing import Any
