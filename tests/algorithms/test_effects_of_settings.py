@@ -1,4 +1,4 @@
-"""Each setting of the clients' training changes each method's result, is an error, or has a description that names it."""
+"""Each setting of local training changes each method's result, is an error, or its description names the method."""
 
 import re
 from typing import Any
