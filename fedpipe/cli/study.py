@@ -284,6 +284,7 @@ def _find_snakemake() -> str:
 def _check_snakemake_options(words: list[str], params: Path) -> None:
     """Raise an error for options that Snakemake can't parse, because Snakemake would print all of its options."""
     from snakemake.cli import get_argument_parser
+    from snakemake.exceptions import CliException
 
     def raise_error(reason: str) -> NoReturn:
         raise SettingsError(
@@ -294,7 +295,10 @@ def _check_snakemake_options(words: list[str], params: Path) -> None:
     parser = get_argument_parser()
     parser.error = raise_error
     with suppress(SystemExit), redirect_stdout(io.StringIO()):  # of --help and --version, which snakemake prints later
-        parser.parse_args(words)
+        try:
+            parser.parse_args(words)
+        except CliException as error:
+            raise_error(str(error))
 
 
 def _is_local_profile(profile: str) -> bool:

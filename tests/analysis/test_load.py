@@ -468,6 +468,24 @@ def test_results_reject_unknown_method_seed_grid_point_round_or_client(results: 
         call(results)
 
 
+def test_results_reject_models_and_batches_that_do_not_exist(own_module: Path) -> None:
+    """BatchNorm's statistics are at the clients, client 9 never trains, and two networks of FedRoD make the logits."""
+    own_module.write_text(
+        "from torch import nn\n\ndef normalized(shape, classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4)), nn.Linear(4, classes)\n"
+    )
+    params = studies.settings(("fedavg", "fedrod"), 1, evaluation={"protocols": ["personal-on-local"]})
+    params["federation"] |= {"buffers": "keep", "held_out": [9]}
+    finish(params | {"model": {"name": "own.normalized"}})
+    results = fedpipe.load()
+    with pytest.raises(SettingsError, match=r"^fedavg: .* no BatchNorm statistics.*federation\.buffers: keep.* client"):
+        results.model("fedavg")
+    with pytest.raises(SettingsError, match=r"^client: 9 is held out .*\[0, 1, 2, 3, 4, 5, 6, 7, 8\]"):
+        results.batches("fedavg", client=9, round=1)
+    with pytest.raises(SettingsError, match=r"^client: .*FedRoD .*Use results\.state"):
+        results.model("fedrod", client=0)
+
+
 def test_load_rejects_edited_study_but_accepts_its_results_folder(study: Path, tmp_path: Path) -> None:
     shutil.copytree(study, tmp_path / "copy")
     params = yaml.safe_load((study / "params.yaml").read_text())

@@ -654,6 +654,9 @@ def test_folder_with_links_has_checksum_of_linked_images() -> None:
         (("test/ant/1.png",), " contains the folders test. "),
         (("ant/1.png", "bee/1.gif"), ": the folder 'bee' contains no images."),
         ((".checkpoints/1.txt", "ant/1.png"), ": the folder '.checkpoints' contains no images."),
+        (("1.png",), " contains no folders. "),
+        (("train/ant/1.png", "test/bee/1.png"), "/test/bee: class 'bee' is not in pictures/train."),
+        (("ant/1.gif", "bee/1.txt"), " contains no images. ... ant, bee."),
     ],
 )
 def test_folder_rejects_folders_that_are_no_classes(names: tuple[str, ...], problem: str) -> None:

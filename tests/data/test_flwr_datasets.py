@@ -97,6 +97,12 @@ def test_flwr_datasets_rejects_invalid_arguments(parameters: dict[str, Any], mes
         ("SizePartitioner", 2, {"partition_sizes": [1000, 1000]}, r"partition.arguments: \{'partition_sizes'"),
         ("ShardPartitioner", 100, {"num_shards_per_partition": 2, "shard_size": 100}, r"'shard_size': 100"),
         ("ExponentialPartitioner", 12, {}, r"ExponentialPartitioner"),
+        (
+            "DirichletPartitioner",
+            60,
+            {"alpha": 0.01, "min_partition_size": 0, "self_balancing": False},
+            r"^partition.partitioner: DirichletPartitioner gives no samples to client \d+ of 60",
+        ),
     ],
 )
 def test_flwr_datasets_rejects_arguments_that_do_not_fit_samples(

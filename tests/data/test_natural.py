@@ -181,6 +181,12 @@ def test_folder_levels_contain_split_label_and_writer() -> None:
         source._read(Path("pictures"))
     with pytest.raises(SettingsError, match=r"^dataset\.levels: \[domain\] can't be used"):
         registry.parse_component(component.DATASET, settings | {"levels": ["domain"]})
+    write_image("others/val/cat/ann/1.png", IMAGES[1])
+    with pytest.raises(ArtifactError, match=r"^others: the folder of split 'val' can't be used"):
+        source._read(Path("others"))
+    Path("others/val/cat/ann/1.png").unlink()
+    with pytest.raises(ArtifactError, match=r"^others contains no images\. .*\(split/label/writer\)"):
+        source._read(Path("others"))
 
 
 # -- schemes -----------------------------------------------------------------------------------------------------------

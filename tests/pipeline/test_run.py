@@ -284,6 +284,7 @@ def test_fedpipe_run_converts_options_to_snakemake_command(
             ("-n", "--set-", "segment=3"),
             r".*'--set- segment=3' \(ambiguous option: --set- could match --set-threads,.*params.yaml",
         ),
+        (("--cores", "many"), r".*'--cores many' \(.*cores.*\).*params.yaml"),
         (("--no-such-option",), r".*'--no-such-option' \(unrecognized arguments: --no-such-option\).*params.yaml"),
     ],
 )

@@ -36,6 +36,11 @@ def build_normalized_model(shape: tuple[int, ...], num_classes: int) -> tuple[nn
     return body, nn.Linear(12, num_classes)
 
 
+def build_deep_head(shape: tuple[int, ...], num_classes: int) -> tuple[nn.Module, nn.Module]:
+    """A custom model whose head has two layers."""
+    return nn.Flatten(), nn.Sequential(nn.Linear(math.prod(shape), 4), nn.ReLU(), nn.Linear(4, num_classes))
+
+
 @dataclass(frozen=True, kw_only=True)
 class PredictByParameters(FedAvg):
     """FedAvg whose `predict` uses other methods of the network, too."""
@@ -231,6 +236,16 @@ def test_head_norms_reject_method_without_requested_model() -> None:
         head_norms.compute_table(run, AT, {"models": ["global"], "finetune_epochs": 1})
     with pytest.raises(SettingsError, match=r"^diagnostics: local has no class models"):
         head_norms.compute_table(run, AT, {"models": ["class"], "finetune_epochs": 1})
+
+
+def test_diagnostics_of_heads_reject_model_without_linear_head() -> None:
+    run = run_study(model={"name": f"{__name__}.build_deep_head"})
+    with pytest.raises(SettingsError, match=r"^diagnostics: the models of fedavg have no head\.weight.* linear head"):
+        head_norms.compute_table(run, AT, NORMS)
+    with pytest.raises(SettingsError, match=r"^diagnostics: the models of fedavg have no head\.weight.* linear head"):
+        features.compute_table(run, AT, {"samples": 10, "perplexity": 2, "seed": 0})
+    with pytest.raises(SettingsError, match=r"^diagnostics: these models have no head\.weight.* linear head"):
+        step_traces.compute_table(run, AT, {"clients": None})
 
 
 # -- step traces -------------------------------------------------------------------------------------------------------
