@@ -29,7 +29,7 @@ def plan_diagnostics(study_params: Params, cells: Iterable[Cell]) -> tuple[Plann
     cells = list(cells)
     for name, diagnostic in study_params.diagnostics.items():
         _check_diagnostic(study_params, name, diagnostic)
-        matching_cells = [cell for cell in cells if _is_cell_selected(diagnostic, cell)]
+        matching_cells = [cell for cell in cells if is_cell_selected(diagnostic, cell)]
         if not matching_cells:
             raise SettingsError(
                 f"diagnostics.{name}: no run of the study matches. Change its `algorithms`, `seeds` or `where`."
@@ -90,7 +90,7 @@ def _build_diagnostic_settings(diagnostic: Diagnostic, run: str, round_number: i
     }
 
 
-def _is_cell_selected(diagnostic: Diagnostic, cell: Cell) -> bool:
+def is_cell_selected(diagnostic: Diagnostic, cell: Cell) -> bool:
     """Whether a diagnostic selects a cell's run. Grid values that do not concern the method are ignored."""
     for name, selection in diagnostic.where.items():
         values = selection if isinstance(selection, list) else [selection]

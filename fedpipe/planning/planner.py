@@ -182,9 +182,11 @@ class _PlanDraft:
             run = self._add_run(label, params, dataclasses.replace(settings[label], seed=seed))
             grid_values = self._select_grid_values(point, label, params)
             grid_values |= {TUNING: UNTUNED} if self.study_params.tune else {}
-            self.cells[compute_json_digest([label, seed, grid_values])] = Cell(
+            cell = Cell(
                 algorithm=label, seed=seed, key=run.key, rounds=run.rounds, grid=grid_values, own=overrides[label]
             )
+            study_facts.require_models_of_diagnostics(params.algorithms[label].algorithm, params, cell)
+            self.cells[compute_json_digest([label, seed, grid_values])] = cell
 
     def list_warnings_about_settings_without_effect(self) -> Iterator[str]:
         """Warn about settings that are disabled at all points, and names of the grid whose values change no run."""

@@ -17,6 +17,8 @@ from fedpipe.core.tensors import Tensors
 from fedpipe.data.datasets.base import DatasetInfo
 from fedpipe.models.base import FunctionalNetwork, Model, seed_generator
 from fedpipe.models.purity import compute_example_logits
+from fedpipe.planning.diagnostics import is_cell_selected
+from fedpipe.planning.plan import Cell
 from fedpipe.settings.params import Params
 
 _networks: dict[tuple[Any, ...], FunctionalNetwork | None] = {}
@@ -87,6 +89,25 @@ def require_model_of_tune_protocol(algorithm: Algorithm, label: str, params: Par
             f"tune.by: {protocol} can't be used with {label}, which has no such model. Set algorithms.{label}.protocol "
             "to a model that it has, such as personal-on-local."
         )
+
+
+def require_models_of_diagnostics(algorithm: Algorithm, params: Params, cell: Cell) -> None:
+    """Require that the algorithm of a cell has the models that the study's diagnostics analyze."""
+    label = cell.algorithm
+    for name, diagnostic in params.diagnostics.items():
+        if not is_cell_selected(diagnostic, cell):
+            continue
+        if diagnostic.needs_global_model and not has_model(algorithm, params, "global-on-global"):
+            raise SettingsError(
+                f"diagnostics.{name}: {diagnostic.kind} can't be used with {label}, which has no global model. Leave "
+                f"{label} out of diagnostics.{name}.algorithms."
+            )
+        network = _build_empty_network(algorithm, params) if diagnostic.needs_linear_head else None
+        if network and "head.weight" not in _make_empty_model(network):
+            raise SettingsError(
+                f"diagnostics.{name}: {diagnostic.kind} can't be used with {label}, whose models have no head.weight. "
+                f"Use a model with a linear head, or leave {label} out of diagnostics.{name}.algorithms."
+            )
 
 
 def list_missing_accuracy_warnings(algorithm: Algorithm, label: str, params: Params) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator
+from typing_extensions import override
 
 from fedpipe.core.errors import suggest_name
 from fedpipe.settings.base import Label, Section, require_unique_values
@@ -28,6 +29,16 @@ class _Diagnostic(Section):
     )
 
     @property
+    def needs_global_model(self) -> bool:
+        """Whether a method without a global model can't be analyzed."""
+        return False
+
+    @property
+    def needs_linear_head(self) -> bool:
+        """Whether it reads the weight of the last layer."""
+        return False
+
+    @property
     def settings(self) -> dict[str, Any]:
         """Settings without the selection of runs."""
         return self.model_dump(mode="json", exclude=set(_Diagnostic.model_fields))
@@ -45,6 +56,16 @@ class HeadNorms(_Diagnostic):
     )
     finetune_epochs: int = Field(1, ge=1, description="Epochs of the finetuned models.")
 
+    @property
+    @override
+    def needs_global_model(self) -> bool:
+        return "global" in self.models
+
+    @property
+    @override
+    def needs_linear_head(self) -> bool:
+        return True
+
 
 class Features(_Diagnostic):
     """Features of global test samples and the rows of the head, in two dimensions by t-SNE."""
@@ -53,6 +74,16 @@ class Features(_Diagnostic):
     samples: int = Field(500, ge=3, description="Maximum number of global test samples, drawn once.")
     perplexity: float = Field(30, gt=0, description="t-SNE perplexity.")
     seed: int = Field(0, ge=0, description="Seed of the samples and of t-SNE.")
+
+    @property
+    @override
+    def needs_global_model(self) -> bool:
+        return True
+
+    @property
+    @override
+    def needs_linear_head(self) -> bool:
+        return True
 
 
 class Surface(_Diagnostic):
@@ -65,6 +96,11 @@ class Surface(_Diagnostic):
     radius: float = Field(1.0, gt=0, description="Radius of the grid. 1 is the norm of the model's filters.")
     samples: int | None = Field(1000, ge=1, description="Maximum number of training samples, drawn once. null: all.")
     seed: int = Field(0, ge=0, description="Seed of the samples and directions, the same for all runs.")
+
+    @property
+    @override
+    def needs_global_model(self) -> bool:
+        return True
 
 
 class Gradients(_Diagnostic):
@@ -80,6 +116,11 @@ class Locals(_Diagnostic):
     clients: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
         None, min_length=1, description="Participants to analyze. By default all."
     )
+
+    @property
+    @override
+    def needs_linear_head(self) -> bool:
+        return True
 
 
 Diagnostic = HeadNorms | Features | Surface | Gradients | Locals

@@ -100,7 +100,7 @@ def test_diagnostics_select_rounds_algorithms_seeds_and_grid_points() -> None:
         ({"kind": "locals", "clients": [10]}, r"^diagnostics\.n\.clients: .*10"),
         ({"kind": "surface", "points": 2}, r"^diagnostics\.n\.points: 2 "),
         (
-            {"kind": "features", "samples": 20},
+            {"kind": "features", "samples": 20, "algorithms": ["fedavg"]},
             r"^diagnostics\.n\.perplexity: 30 .* 30 vectors, 20 samples .* less than 30",
         ),
     ],
@@ -112,9 +112,48 @@ def test_plan_rejects_invalid_diagnostics(entry: dict[str, Any], message: str) -
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("entry", "rejects_local", "rejects_deep_head"),
+    [
+        ({"kind": "head-norms"}, False, True),
+        ({"kind": "head-norms", "models": ["trained", "global"]}, True, True),
+        ({"kind": "features"}, True, True),
+        ({"kind": "surface"}, True, False),
+        ({"kind": "gradients"}, False, False),
+        ({"kind": "locals"}, False, True),
+    ],
+    ids=str,
+)
+def test_plan_rejects_diagnostic_of_model_that_method_lacks(
+    entry: dict[str, Any], rejects_local: bool, rejects_deep_head: bool, own_module: Path
+) -> None:
+    """The error names the diagnostic and the method. A diagnostic of other methods or grid points is accepted."""
+    own_module.write_text(
+        "from torch import nn\n\ndef deep_head(shape, classes):\n"
+        "    return nn.Flatten(), nn.Sequential(nn.Linear(64, 4), nn.ReLU(), nn.Linear(4, classes))\n"
+    )
+    study = {"algorithms": ["fedavg", "local"], "grid": {"model.name": ["own.deep_head", "cnn"]}}
+
+    def plan(**selection: Any) -> planner.NewPlan:
+        params = studies.settings(("fedavg", "local"), 4, study=study, diagnostics={"n": entry | selection})
+        studies.write(params | {"model": {}}, Path())
+        return planner.make_plan()
+
+    assert plan(algorithms=["fedavg"], where={"model.name": "cnn"}).diagnostics
+    for is_rejected, selection, pattern in (
+        (rejects_local, {"where": {"model.name": "cnn"}}, r"local, which has no global model"),
+        (rejects_deep_head, {"algorithms": ["fedavg"]}, r"fedavg, whose models have no head\.weight"),
+    ):
+        if is_rejected:
+            with pytest.raises(SettingsError, match=rf"^diagnostics\.n: {entry['kind']} can't be used with {pattern}"):
+                plan(**selection)
+        else:
+            assert plan(**selection).diagnostics
+
+
 def test_plan_allows_perplexity_below_number_of_vectors() -> None:
     """The data sets of a grid may have other numbers of classes, so only the diagnostic's job checks it."""
-    entry = {"kind": "features", "samples": 20, "perplexity": 29.5}
+    entry = {"kind": "features", "samples": 20, "perplexity": 29.5, "algorithms": ["fedavg"]}
     assert plan_study({"n": entry}).diagnostics
     grid = {"dataset.subset": [200, 300]}
     assert plan_study({"n": entry | {"perplexity": 30}}, study={"algorithms": ["fedavg"], "grid": grid}).diagnostics
