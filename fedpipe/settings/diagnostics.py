@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator
 from typing_extensions import override
@@ -13,6 +13,8 @@ from fedpipe.settings.base import Label, Section, require_unique_values
 
 class _Diagnostic(Section):
     """Base of all diagnostics of stored states. They change no run, and changing them trains nothing."""
+
+    needs_linear_head: ClassVar[bool] = False  #: whether it reads the weight of the last layer
 
     rounds: tuple[Annotated[int, Field(ge=1, strict=True)] | Literal["last"], ...] = Field(
         ("last",), min_length=1, description="Rounds to analyze. The states of each and of the previous round are kept."
@@ -34,11 +36,6 @@ class _Diagnostic(Section):
         return False
 
     @property
-    def needs_linear_head(self) -> bool:
-        """Whether it reads the weight of the last layer."""
-        return False
-
-    @property
     def settings(self) -> dict[str, Any]:
         """Settings without the selection of runs."""
         return self.model_dump(mode="json", exclude=set(_Diagnostic.model_fields))
@@ -47,6 +44,7 @@ class _Diagnostic(Section):
 class HeadNorms(_Diagnostic):
     """Norms of the rows of heads, next to the class fractions of their clients."""
 
+    needs_linear_head: ClassVar[bool] = True
     kind: Literal["head-norms"]
     models: tuple[Literal["received", "trained", "finetuned", "class", "global"], ...] = Field(
         ("trained",),
@@ -61,15 +59,11 @@ class HeadNorms(_Diagnostic):
     def needs_global_model(self) -> bool:
         return "global" in self.models
 
-    @property
-    @override
-    def needs_linear_head(self) -> bool:
-        return True
-
 
 class Features(_Diagnostic):
     """Features of global test samples and the rows of the head, in two dimensions by t-SNE."""
 
+    needs_linear_head: ClassVar[bool] = True
     kind: Literal["features"]
     samples: int = Field(500, ge=3, description="Maximum number of global test samples, drawn once.")
     perplexity: float = Field(30, gt=0, description="t-SNE perplexity.")
@@ -78,11 +72,6 @@ class Features(_Diagnostic):
     @property
     @override
     def needs_global_model(self) -> bool:
-        return True
-
-    @property
-    @override
-    def needs_linear_head(self) -> bool:
         return True
 
 
@@ -112,15 +101,11 @@ class Gradients(_Diagnostic):
 class Locals(_Diagnostic):
     """Class fractions estimated from the head's norms, by step of the participants' training in the round."""
 
+    needs_linear_head: ClassVar[bool] = True
     kind: Literal["locals"]
     clients: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
         None, min_length=1, description="Participants to analyze. By default all."
     )
-
-    @property
-    @override
-    def needs_linear_head(self) -> bool:
-        return True
 
 
 Diagnostic = HeadNorms | Features | Surface | Gradients | Locals
