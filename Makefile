@@ -4,7 +4,7 @@ BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 SHELL := /bin/bash  # Apple's make 3.81 ignores this PATH if it starts a command without a shell
 
-.PHONY: setup demo gallery papers test test-all lint lint-fast docs notebook docs-site docs-serve benchmarks benchmarks-peers lock
+.PHONY: setup demo gallery papers test test-all lint lint-fast mypy-package mypy-tests docs notebook docs-site docs-serve benchmarks benchmarks-peers lock
 
 setup: $(BIN)/.installed
 
@@ -13,7 +13,7 @@ $(BIN)/.installed: requirements.lock pyproject.toml
 		"$(PYTHON) is %d.%d. Name another one: make $(MAKECMDGOALS) PYTHON=python3.12" % sys.version_info[:2])'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -q --no-compile -r requirements.lock
-	@$(BIN)/python -m compileall -qq -j 0 .venv/lib || true  # pip would compile on one core
+	@$(BIN)/python -m compileall -qq -j 0 -x '/tests/' .venv/lib || true  # pip would compile on one core
 	$(BIN)/pip install -q --no-deps --no-build-isolation -e .
 	touch $@
 
@@ -58,10 +58,15 @@ lint: setup
 lint-fast:
 	ruff check
 	ruff format --check
-	mypy --strict fedpipe snakemake_executor_plugin_fedpipe_slurm snakemake_logger_plugin_fedpipe
-	mypy --config-file tests/mypy.ini tests benchmarks
+	@$(MAKE) --no-print-directory -j 2 mypy-package mypy-tests
 	lint-imports
 	snakefmt --check Snakefile workflow
+
+mypy-package:
+	mypy --strict fedpipe snakemake_executor_plugin_fedpipe_slurm snakemake_logger_plugin_fedpipe
+
+mypy-tests:  # at the same time as mypy-package, so it needs its own cache
+	mypy --config-file tests/mypy.ini --cache-dir .mypy_cache/tests tests benchmarks
 
 # Files generated from the code: run this after a change of a component's parameters or docstring.
 docs: setup

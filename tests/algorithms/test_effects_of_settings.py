@@ -26,8 +26,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "weighting": {"weighting": "uniform"},
     "server": {"server": {"learning_rate": 0.5}},
 }
-#: Values other than the default, so that two rounds use all parts of a method.
-PARAMETERS = {"fedala": {"passes": 2}, "pfedme": {"attraction": 5.0}}
+#: Values other than the default, so that two rounds use all parts of a method, and CCVR is fast.
+PARAMETERS = {"ccvr": {"samples": 10}, "fedala": {"passes": 2}, "pfedme": {"attraction": 5.0}}
 
 
 def is_rejected(name: str, settings: dict[str, Any]) -> bool:

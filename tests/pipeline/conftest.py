@@ -19,8 +19,10 @@ from typing_extensions import override
 
 from fedpipe.cli import app
 from tests import small_studies as studies
+from tests.pipeline.start import server_template
 
 BIN = Path(sys.executable).parent
+TEMPLATE = f"fedpipe-template-{os.getpid()}"  #: name of the process that job servers are forked from
 ENVIRONMENT = os.environ | {
     "PATH": f"{BIN}:{os.environ['PATH']}",
     "GIT_AUTHOR_NAME": "fedpipe",
@@ -28,9 +30,12 @@ ENVIRONMENT = os.environ | {
     "GIT_COMMITTER_NAME": "fedpipe",
     "GIT_COMMITTER_EMAIL": "fedpipe@example.org",
     "DVC_NO_ANALYTICS": "1",
-    "PYTHONPATH": ".",  # the code of the copy, as in a clone with a separate environment
+    "PYTHONPATH": f".:{Path(server_template.__file__).parent}",  # the code of the copy, as in a separate installation
+    "FEDPIPE_TEMPLATE": TEMPLATE,
 }
 LOCAL = ("--profile", "workflow/profiles/local")
+#: `snakemake`, as `fedpipe run` starts it: half a second faster.
+SNAKEMAKE = (sys.executable, "-P", "-m", "snakemake_logger_plugin_fedpipe")
 TABLE = "results/metrics.json"  #: target of the job that writes tables, for tests that check no figure
 
 
@@ -49,6 +54,7 @@ class Project:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        server_template.start_template(TEMPLATE)
 
     def run(self, *command: str, check: bool = True) -> str:
         """Run a command. Return its standard output and error together."""
@@ -93,7 +99,7 @@ class Project:
         return printed
 
     def snakemake(self, *arguments: str, check: bool = True) -> str:
-        return self.run("snakemake", *(arguments or ("all",)), *LOCAL, check=check)
+        return self.run(*SNAKEMAKE, *(arguments or ("all",)), *LOCAL, check=check)
 
     def commit(self, message: str = "a study") -> None:
         self.run("git", "add", "-A")

@@ -13,7 +13,7 @@ from fedpipe.cli import job_server
 from fedpipe.core.storage.layout import RunFiles
 from tests import small_studies as studies
 from tests.cli.test_job_server import OWN, list_processes, wait_for_end
-from tests.pipeline.conftest import LOCAL, Project, count_jobs
+from tests.pipeline.conftest import ENVIRONMENT, LOCAL, Project, count_jobs
 from tests.pipeline.test_snakemake import NOTHING, wait_for_round
 
 #: Code that runs a shell in a terminal, which closes if the process is killed.
@@ -28,6 +28,12 @@ while os.read(terminal, 4096):
 """
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="fork servers need Linux")
+
+
+@pytest.fixture(autouse=True)
+def _no_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Job servers start as they do for users."""
+    monkeypatch.delitem(ENVIRONMENT, "FEDPIPE_TEMPLATE")
 
 
 @pytest.mark.slow

@@ -29,9 +29,9 @@ def list_commands(job: str) -> list[str]:
     return [step["run"] for step in WORKFLOW["jobs"][job]["steps"] if "run" in step]
 
 
-def test_ci_runs_make_test_test_all_and_lint() -> None:
+def test_ci_runs_make_setup_test_test_all_and_lint() -> None:
     called = [line for line in read(".ci/run").splitlines() if line.startswith("make ")]
-    assert called == ["make test", "make test-all", "make lint"]
+    assert called == ["make setup", "make test", "make test-all", "make lint"]
     assert os.access(ROOT / ".ci/run", os.X_OK)
 
 
