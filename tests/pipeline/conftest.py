@@ -1,5 +1,6 @@
 """Real snakemake, dvc and git in a copy of the project."""
 
+import functools
 import json
 import multiprocessing
 import os
@@ -39,6 +40,12 @@ SNAKEMAKE = (sys.executable, "-P", "-m", "snakemake_logger_plugin_fedpipe")
 TABLE = "results/metrics.json"  #: target of the job that writes tables, for tests that check no figure
 
 
+@functools.cache
+def start_server_template() -> subprocess.Popen[bytes] | None:
+    """Start the process that job servers are forked from. They need Linux."""
+    return server_template.start_template(TEMPLATE, ENVIRONMENT) if sys.platform == "linux" else None
+
+
 class RunningCommand(subprocess.Popen[AnyStr]):
     """A running command. If the test fails, the command is killed, because it may never end."""
 
@@ -54,7 +61,7 @@ class Project:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        server_template.start_template(TEMPLATE)
+        start_server_template()
 
     def run(self, *command: str, check: bool = True) -> str:
         """Run a command. Return its standard output and error together."""

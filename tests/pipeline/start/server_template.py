@@ -5,7 +5,6 @@ A fork imports fedpipe itself, from its own folder. A server starts as usual if 
 template: other limits, rights, ignored signals, or variables that these packages may read.
 """
 
-import functools
 import gc
 import json
 import os
@@ -14,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -50,13 +50,9 @@ def delegate_server(address: str, command: list[str]) -> None:
             os._exit(0)
 
 
-@functools.cache
-def start_template(address: str) -> subprocess.Popen[bytes] | None:
-    """Start a template, which ends with this process. Job servers need Linux."""
-    if sys.platform != "linux":
-        return None
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environment |= dict.fromkeys(THREAD_VARIABLES, "1")
+def start_template(address: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a template, which ends with this process."""
+    environment = {**environment, **dict.fromkeys(THREAD_VARIABLES, "1")}
     return subprocess.Popen([sys.executable, "-P", __file__, address], stdin=subprocess.PIPE, env=environment)
 
 
@@ -72,7 +68,7 @@ def main() -> None:
         for name in PACKAGES:
             __import__(name)
         gc.freeze()
-        while sys.stdin.fileno() not in select.select([sys.stdin, listener], [], [])[0]:
+        while sys.stdin not in select.select([sys.stdin, listener], [], [])[0]:
             connection, _ = listener.accept()
             message, files, _, _ = socket.recv_fds(connection, MAX_REQUEST_BYTES, 1)
             request = json.loads(message)
