@@ -1,8 +1,8 @@
-"""A process that has imported PyTorch and pandas. In tests, job servers (`fedpipe.cli.job_server`) are forks of it.
+"""A process that has imported PyTorch. In tests, job servers (`fedpipe.cli.job_server`) are forks of it.
 
-Snakemake starts about 200 job servers in the slow tests, and each of them would import these packages for two seconds.
-A fork imports fedpipe itself, from its own folder. A server starts as usual if its process is different from the
-template: other limits, rights, ignored signals, or variables that these packages may read.
+Snakemake starts about 200 job servers in the slow tests, and each of them would import PyTorch and other packages for
+two seconds. A fork imports fedpipe itself, from its own folder. A server starts as usual if its process is different
+from the template: other limits, rights, ignored signals, or variables that these packages may read.
 """
 
 import gc
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("torch", "torch.func", "pandas", "pyarrow.dataset", "pyarrow.parquet", "typer", "yaml", "filelock")
+PACKAGES += ("sklearn.datasets",)  # for the digits, which each new project reads
 PACKAGES += tuple(f"pydantic.{name}" for name in ("main", "type_adapter", "dataclasses", "functional_validators"))
 #: Variables that the packages don't read when they are imported.
 OTHER_VARIABLES = ("FEDPIPE_", "PYTHONPATH", "PYTEST_", "GIT_", "DVC_", "XDG_", "PATH", "PWD", "OLDPWD", "SHLVL")
