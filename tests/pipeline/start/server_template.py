@@ -54,7 +54,12 @@ def delegate_server(address: str, command: list[str]) -> None:
 def start_template(address: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start a template, which ends with this process."""
     environment = {**environment, **dict.fromkeys(THREAD_VARIABLES, "1")}
-    return subprocess.Popen([sys.executable, "-P", __file__, address], stdin=subprocess.PIPE, env=environment)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(f"\0{address}")
+        listener.listen(128)  # servers wait until the template has imported the packages
+        number = listener.fileno()
+        command = [sys.executable, "-P", __file__, str(number)]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, pass_fds=[number])
 
 
 def main() -> None:
@@ -63,15 +68,16 @@ def main() -> None:
     process = describe_process()
     os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # as in job_server.main
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(f"\0{sys.argv[1]}")
-        listener.listen(128)
+    with socket.socket(fileno=int(sys.argv[1])) as listener:
         for name in PACKAGES:
             __import__(name)
         gc.freeze()
         while sys.stdin not in select.select([sys.stdin, listener], [], [])[0]:
             connection, _ = listener.accept()
             message, files, _, _ = socket.recv_fds(connection, MAX_REQUEST_BYTES, 1)
+            if not message:  # the server was killed
+                connection.close()
+                continue
             request = json.loads(message)
             is_equal = request["process"] == process
             if is_equal and os.fork() == 0:
