@@ -32,7 +32,8 @@ SOCKET_FOLDER = ".snakemake/fedpipe/workers"  #: relative, because the path of a
 #: What most commands import, also late: pyarrow reads tables as arrays with the help of pandas.
 PRELOADED_MODULES = (
     *("fedpipe.cli.app", "fedpipe.engine.run", "fedpipe.report.callback_list", "fedpipe.engine.collect"),
-    *("filelock", "pandas", "pyarrow.dataset", "pyarrow.parquet"),
+    *("fedpipe.algorithms.extensions.dw", "fedpipe.engine.interrupts"),
+    *("filelock", "pandas", "pyarrow.dataset", "pyarrow.parquet", "torch.utils.serialization.config"),
 )
 FIGURE_MODULES = (
     *("fedpipe.report.contents", "fedpipe.report.figures.partition", "fedpipe.report.figures.ranks"),
@@ -148,7 +149,8 @@ def main() -> None:
     gc.disable()  # imports would spend a fifth of their time on looking for garbage
     for name in PRELOADED_MODULES:
         import_module(name)
-    import_module("fedpipe.cli.app").build_command_line()
+    command_line = import_module("fedpipe.cli.app").build_command_line()
+    command_line.commands["segment"].make_context("segment", [], resilient_parsing=True)  # makes its validators, once
     # This reads the code, once for all jobs.
     code_digest = import_module("fedpipe.core.components.code_digest")
     code_digest.compute_shared_code_digest()

@@ -116,13 +116,13 @@ def read_verified_settings(path: Path, name: str, compute_name: Callable[[Any], 
     is missing, is not YAML, or differs from its name.
     """
     try:
-        settings: dict[str, Any] = read_yaml(path.read_text(), path)
+        settings: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"), Loader=_FAST_LOADER)
         computed_name = compute_name(settings)
     except (FileNotFoundError, NotADirectoryError):
         raise ArtifactError(
             f"{path} is missing. Run `fedpipe plan` to write it again, or type another name than '{name}'."
         ) from None
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError, yaml.YAMLError) as error:
         raise ArtifactError(f"{path} is damaged ({format_error(error)}). Delete it and run `fedpipe plan`.") from None
     if computed_name != name:
         raise ArtifactError(
