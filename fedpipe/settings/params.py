@@ -119,6 +119,7 @@ class Params(Section):
             ("evaluation", "finetune_epochs"): not has_finetuned_model
             and "no model of evaluation.protocols is finetuned",
             ("transforms", "on_test"): not self.transforms.is_random and "there is no augmentation",
+            ("report", "best_on"): not self.report.best_over and "there is no report.best_over",
         }
         warnings = []
         for (section, key), reason in reasons_by_key.items():

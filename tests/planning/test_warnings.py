@@ -82,6 +82,11 @@ def list_warnings(settings: dict[str, Any]) -> list[str]:
 
 TUNE = {"over": {"federation.learning_rate": {"log": [0.01, 1]}}, "draws": 2, "rungs": [4], "seeds": [7]}
 TUNE |= {"by": "finetuned-on-validation"}
+BEST_OVER: dict[str, Any] = {"study.grid": {"partition.alpha": [0.3, 1.0]}, "report.best_over": ["partition.alpha"]}
+VALIDATED: dict[str, Any] = {
+    "dataset.validation_fraction": 0.2,
+    "evaluation.protocols": ["global-on-global", "global-on-validation"],
+}
 CIFAR = {"dataset": {"name": "cifar10"}}
 CIFAR_CNN5 = {"name": "cnn5", "hidden": [8, 8]}
 FEDBN = ("algorithms.x: ", "normalization layers")
@@ -211,6 +216,8 @@ def test_plan_of_custom_model_has_no_fedbn_warning(family: str) -> None:
         ({"dataset.label_noise_kind": "pairwise"}, "dataset.label_noise_kind: pairwise has no effect, because there"),
         ({"evaluation.finetune_epochs": 5}, "evaluation.finetune_epochs: 5 has no effect, because no model of"),
         ({"transforms.on_test": True}, "transforms.on_test: True has no effect, because there is no augmentation"),
+        (VALIDATED | {"report.best_on": "validation"}, "report.best_on: validation has no effect, because there is no"),
+        (VALIDATED | {"report.best_on": "validation", **BEST_OVER}, None),
         ({"dataset.test_fraction": 0.4, "dataset.split": "pooled"}, None),
         ({"dataset.label_noise_kind": "pairwise", "study.grid": {"dataset.label_noise": [0, 0.1]}}, None),
         ({"dataset.validation_fraction": 0.2, "evaluation.finetune_epochs": 5, "tune": TUNE}, None),
