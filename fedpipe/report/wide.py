@@ -51,6 +51,7 @@ class Column(NamedTuple):
     heads: tuple[str, ...]  #: from the top level to the metric
     protocol: str
     metric: Metric
+    is_reported: bool = False  #: whether methods have numbers by their own protocols
 
 
 class Row(NamedTuple):
@@ -197,14 +198,14 @@ class _WideTableBuilder:
             for head, entries in entries_by_column.items()
             if any(entry.number is not None for entry in entries)
         } or entries_by_column
-        has_own_protocol = any(name in plan.method_protocols for name, *_ in row_labels)
         columns = []
         for point, protocol, metric in shown:
-            is_reported = has_own_protocol and protocol == plan.protocols[0]
-            head = (
-                words.get_reported_column_header(metric) if is_reported else words.format_metric_label(protocol, metric)
-            )
-            columns.append(Column((*self._format_grid_headers(point), head), protocol, metric))
+            is_reported = any(plan.get_method_protocol(label, protocol) != protocol for label, *_ in row_labels)
+            head = words.format_metric_label(protocol, metric)
+            if is_reported:
+                is_next = protocol != plan.protocols[0]
+                head = words.get_reported_column_header(metric) + (" (new clients)" if is_next else "")
+            columns.append(Column((*self._format_grid_headers(point), head), protocol, metric, is_reported))
         winners = self._collect_winners()
         rows = [
             Row(
@@ -362,12 +363,16 @@ def _build_latex_column_heads(wide_table: WideTable) -> list[tuple[str, ...]]:
     columns = wide_table.columns
     if any(column.protocol.startswith(NEW_CLIENTS_PREFIX) for column in columns):
         has_metrics = len({column.metric for column in columns}) > 1
-        return [
-            (*heads[:-1], *words.describe_protocol(protocol), *([words.METRICS[metric].name] if has_metrics else []))
-            for heads, protocol, metric in columns
-        ]
+        all_heads = []
+        for heads, protocol, metric, is_reported in columns:
+            samples, model, clients = words.describe_protocol(protocol)
+            metric_heads = [words.METRICS[metric].name] if has_metrics else []
+            if is_reported:
+                samples, model = "reported", "" if has_metrics else words.METRICS[metric].name
+            all_heads.append((*heads[:-1], samples, model, clients, *metric_heads))
+        return all_heads
     has_single_protocol = len({column.heads[-1] for column in columns}) == 1
-    return [heads[:-1] if has_single_protocol and len(heads) > 1 else heads for heads, _, _ in columns]
+    return [column.heads[:-1] if has_single_protocol and len(column.heads) > 1 else column.heads for column in columns]
 
 
 def _build_caption_lines(data: StudyData, wide_table: WideTable, search_notes: Sequence[str]) -> list[str]:

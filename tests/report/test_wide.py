@@ -473,6 +473,24 @@ def test_latex_table_of_seen_and_new_clients_fits_page_width(make):
     assert parse_csv(tree)[0][2] == "Local test accuracy (new clients, personalized)"
 
 
+@pytest.mark.parametrize(("first", "clients"), [(LAST, ""), ("personal-on-local", "seen & new")])
+def test_column_of_methods_own_protocols_is_no_column_of_first_protocol(make, first, clients):
+    """With new clients, samples and model have levels of the head, which would name the first protocol's."""
+    second = {LAST: "personal-on-local", "personal-on-local": LAST}[first]
+    protocols = [first, "new-personal-on-local", "finetuned-on-local", "new-finetuned-on-local", second]
+    tree = make(["fedavg", "scaffold"], (0,))
+    tree.change(protocols=tuple(protocols), method_protocols={"scaffold": "finetuned-on-local"})
+    tree.change_report(clients="both")
+    for index in range(2):
+        tree.write(index, [{name: [(60 + index, 100)] * (1 if name == LAST else 2) for name in protocols}])
+    lines = render_latex(tree).split("\\toprule\n")[1].split("\\midrule")[0].splitlines()
+    levels = [line for line in lines if not line.startswith(r"\cmidrule")]
+    assert [re.findall(r"{c}{(.*?)}", level)[0] for level in levels[:2]] == ["reported", "accuracy"]
+    assert levels[2].startswith(f"algorithm & {clients} &")
+    heads = [name for name in parse_csv(tree)[0] if name.startswith("reported")]
+    assert heads == ["reported accuracy", "reported accuracy (new clients)"][: 2 if clients else 1]
+
+
 def test_latex_header_of_new_clients_has_level_for_metrics():
     kinds = itertools.product(("personal-on-local", "new-personal-on-local"), ("accuracy", "nll"))
     columns = [wide.Column(("alpha=0.1", "a head"), protocol, metric) for protocol, metric in kinds]
