@@ -101,8 +101,8 @@ class CCVR(FedAvg):
     def sum_features(self, client: State, batch: Batch) -> dict[str, Tensor]:
         """Sums by class of the features and of their products."""
         z, num_classes = self.net.features(client["model"], batch.x), len(client["counts"])
-        outer = z.unsqueeze(-1) * z.unsqueeze(-2)
-        products = batch.class_sums(outer.flatten(1), num_classes).reshape(num_classes, *outer.shape[1:])
+        is_of_class = batch.class_sums(torch.eye(len(z), dtype=z.dtype, device=z.device), num_classes)  # shape (C, B)
+        products = (is_of_class.unsqueeze(-1) * z).mT @ z  # without a tensor of shape (B, d, d)
         return {"sums": batch.class_sums(z, num_classes), "products": products}
 
     @override

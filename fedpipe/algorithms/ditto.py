@@ -25,7 +25,7 @@ class Ditto(PersonalModel):
 
     .. math:: \min_{v} F_k(v) + \frac{\lambda}{2} \lVert v - \theta^t \rVert^2,
 
-    with :math:`\theta^t` the downloaded model. The global model equals FedAvg's bit for bit.
+    with :math:`\theta^t` the downloaded model. Without ``dw``, the global model equals FedAvg's bit for bit.
 
     State: the personal model at the client. Traffic: the model down, the model up.
     Values used: lambda 1 (the authors' code, FL-bench).

@@ -33,8 +33,8 @@ class FedAS(SharedBody):
         \phi^{t+1} = \sum_{k \in S} \frac{T_k}{\sum_j T_j} \phi_k, \qquad
         T_k = \sum_{batches} \lVert \nabla F_k \rVert^2 .
 
-    State: the body and the head at the client. Traffic: the body down, the body and :math:`T_k` up. There is no global
-    model. BatchNorm's running statistics are averaged with ``federation.weighting``.
+    State: the trained body and the head at the client. Traffic: the body down, the body and :math:`T_k` up. There is no
+    global model. BatchNorm's running statistics are averaged with ``federation.weighting``.
     Values used: alignment rate 0.01, for one epoch, in batches of 16 (PFLlib).
 
     A client that never participated aligns the downloaded body with the class means of its features by this body, and
@@ -51,7 +51,8 @@ class FedAS(SharedBody):
         Code: the mean over the class's samples of the squared distance. FL-bench: the squared distance of their mean.
         Here: as the code.
     Class means
-        Code: in training mode, or in evaluation mode after the first round. Here: in evaluation mode.
+        Code: in training mode, or in evaluation mode after the first round. Here: in evaluation mode, with the
+        BatchNorm statistics of the client's last training (code: the same).
     Evaluated model
         Code: the client's model as it was last trained. Here: the new body, aligned, with the client's head. For the
         code's use ``kept-on-local``.
@@ -72,7 +73,7 @@ class FedAS(SharedBody):
     @override
     def init_client(self, server: State, initial_model: Callable[[int], Tensors]) -> State:
         """The head and the body of the common initial model."""
-        return super().init_client(server, initial_model) | {"previous": self.net.parameters(server["body"])}
+        return super().init_client(server, initial_model) | {"previous": server["body"]}
 
     @override
     def start(self, state: State, download: State, info: ClientInfo) -> State:
@@ -141,7 +142,7 @@ class FedAS(SharedBody):
     @override
     def keep(self, client: State) -> State:
         """The head, and the body as trained."""
-        return super().keep(client) | {"previous": self.net.parameters(self.upload(client)["body"])}
+        return super().keep(client) | {"previous": self.upload(client)["body"]}
 
     @override
     def aggregate(self, server: State, uploads: Uploads) -> State:

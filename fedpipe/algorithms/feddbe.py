@@ -40,7 +40,8 @@ class FedDBE(FedAvg):
     down. The model and d numbers up.
 
     A client that never participated receives the global model, and its personal vector is zero. Values used: kappa 50
-    and mu 1 (CNN in the authors' code). The pull is proportional to both, so the defaults pull much less.
+    and mu 1 (the authors' command for the CNN), kappa 0 and mu 0.1 (defaults of the authors' code, without a pull). The
+    pull is proportional to both. The default kappa 1 is in no source, and pulls much less than 50, so set or tune it.
 
     Deviations
     ----------

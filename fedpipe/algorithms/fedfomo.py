@@ -41,7 +41,8 @@ class FedFomo(Algorithm):
 
     State: last trained model and :math:`\theta_i` at the client, all clients' last uploads and P at the server.
     Traffic: up to M models down. A model and their weights up. There is no global model.
-    Values used: M 5 in PFLlib, on which cwFedAvg's study was built. It counts the client's own model, so it is 4 here.
+    Values used: M 4 and 9 (authors' commands), 5 (FL-bench). PFLlib's 5, on which cwFedAvg's study was built, counts
+    the client's own model, so it is 4 here.
 
     A client that never participated receives M uploaded models, those of the lowest clients, and mixes in those that do
     better than the initial model on its data.
@@ -64,7 +65,9 @@ class FedFomo(Algorithm):
     Affinity
         Code: the authors' adds :math:`w_n / \lvert \sum_l w_l \rvert`. PFLlib's adds :math:`w_n`. Here: :math:`w_n`.
     Exploration
-        Paper: epsilon-greedy. Code: none in PFLlib. Here: none.
+        Paper: epsilon-greedy. Code: the authors' with epsilon 0.3, which decays. PFLlib's none. Here: none.
+    Equal affinities
+        Code: the authors' chooses at random. Here: the lowest clients.
 
     Parameters
     ----------

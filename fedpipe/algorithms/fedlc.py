@@ -26,7 +26,7 @@ class FedLC(FedAvg):
         \mathbb{E} \Bigl[ -\log \frac{e^{f_y - \tau n_{ky}^{-1/4}}}{\sum_c e^{f_c - \tau n_{kc}^{-1/4}}} \Bigr].
 
     State: none. Traffic: the model down, the model up.
-    Values used: tau 1 (FL-bench, PFLlib).
+    Values used: tau 1 (FL-bench, PFLlib), 0.1 (FedDecorr's code, fluke).
 
     Deviations
     ----------

@@ -59,7 +59,8 @@ class FedPAC(SharedBody):
         Code: an error, or the client's prototype before training. PFLlib: no pull. Here: no pull. A class without
         samples in a round has its last prototype.
     Mode of the model
-        Code: in evaluation mode, also in training after a client's first round. Here: statistics and prototypes in
+        Code: the authors' trains in evaluation mode, and measures the statistics of a client's first round in training
+        mode. PFLlib's trains in training mode. Here: training in training mode, statistics and prototypes in
         evaluation mode, without augmentation.
     Combination of heads
         Code: PFLlib's replaces heads while it combines those of the next clients. Here: of the uploaded heads.

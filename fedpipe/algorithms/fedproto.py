@@ -61,9 +61,10 @@ class FedProto(Algorithm):
     Lambda
         Code: FedDW's is 1 with any settings. Here: ``penalty``.
     Classification
-        Paper: by the nearest global prototype. Code: FedDW's by the client's head, in each client's model as it was
-        last trained. Here: both, as the protocols ``prototype-on-...`` and ``kept-on-global``, which equals
-        ``personal-on-global``.
+        Paper: by the nearest global prototype. Code: by the nearest one of the client's own classes (authors), or of
+        all classes (PFLlib). FedDW's by the client's head, in each client's model as it was last trained. Here: by the
+        nearest one of all classes and by the head, as the protocols ``prototype-on-...`` and ``kept-on-global``, which
+        equals ``personal-on-global``. If clients have few classes, the authors' rule gives higher accuracies.
     FedDW's FedProto
         Code: the differences above. Here: no setting gives it.
 

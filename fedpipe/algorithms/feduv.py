@@ -29,9 +29,10 @@ class FedUV(FedAvg):
         V = \frac{1}{C} \sum_c \max(0, C^{-1/2} - \mathrm{std}_i \, p_{ic}), \qquad
         U = \mathrm{mean}_{i < j} \, e^{-\lVert z_i - z_j \rVert^2 / s} ,
 
-    where std is the unbiased standard deviation over the batch (:math:`C^{-1/2}` is what balanced one-hot predictions
-    have) and s the squared median of the distances that are not 0 (of an even number, the lower middle one). A term
-    that is undefined, for a batch of one sample or features that are all equal, is 0.
+    where std is the unbiased standard deviation over the batch and s the squared median of the distances that are not 0
+    (of an even number, the lower middle one). :math:`C^{-1/2}` is the deviation of C one-hot predictions of different
+    classes. In a larger balanced batch they have :math:`\sqrt{(1 - 1/C) / C}`, so V is slightly above 0. A term that is
+    undefined, for a batch of one sample or features that are all equal, is 0.
 
     State: none. Traffic: the model down, the model up.
     Values used: 2.5 and 0.5 (its own code, FedDW, cwFedAvg, with the names lambda and mu swapped between them).
@@ -68,7 +69,7 @@ class FedUV(FedAvg):
 
 
 def compute_variance_deficit(p: Tensor, batch: Batch) -> Tensor:
-    """V of predictions of shape (B, C), a scalar: how far they vary less than balanced one-hot ones."""
+    """V of predictions of shape (B, C), a scalar: how far they vary less than C one-hot ones."""
     rounding = (len(p) * torch.finfo(p.dtype).eps) ** 2
     std = batch.variance(p).clamp(min=rounding).sqrt()  # one below rounding has no gradient
     return F.relu(p.shape[-1] ** -0.5 - std).mean() * (batch.size() > 1)

@@ -46,7 +46,8 @@ class GPFL(SharedBody):
     ----------
     Inputs of the valve
         Code: from the client's embeddings after its last training, or from its previous download if it was not in the
-        last round, and zeros in the first round. FLGo: from the downloaded embeddings. Here: as FLGo.
+        last round, and zeros in the first round. FLGo: from the downloaded embeddings, with the personal input divided
+        by C. Here: from the downloaded embeddings, without this division.
     Distance from the embeddings
         Paper: the norm of a sample's difference. Code: the norm of all differences of a batch. Here: as the code.
     Optimizer

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
+import itertools
 import json
 import tempfile
 from collections.abc import Sequence
@@ -18,11 +20,11 @@ from fedpipe.core.storage.layout import FULL_PRESET, PARAMS, StudyFiles
 from fedpipe.core.yaml_text import flatten_mapping, read_generated_yaml
 from fedpipe.planning import planner
 from fedpipe.planning.plan import Cell, Plan
-from fedpipe.report import results, table_parts
+from fedpipe.report import results, table_notes, table_parts
 from fedpipe.report.data import StudyData
 from fedpipe.report.statistics import PAIRED_EXPLANATION, compute_paired_difference
-from fedpipe.report.words import DASH, explain_metrics, format_mean, format_metric_label
-from fedpipe.settings.report import Report
+from fedpipe.report.words import DASH, METRICS, explain_metrics, format_mean, format_metric_label, join_words
+from fedpipe.settings.base import Metric
 
 WORKSPACE = "workspace"  #: DVC's name for the current files
 NOT_COMPARED = {"origin", "code"}  #: settings that are paths of files and digests of code
@@ -35,7 +37,7 @@ class Revision(NamedTuple):
 
     name: str
     plan: Plan
-    accuracies: dict[tuple[Row, str], pd.Series[float]]  #: by row and protocol: in percent, by seed
+    scores: dict[tuple[Row, str, Metric], pd.Series[float]]  #: by row, protocol and metric: in its unit, by seed
     runs: dict[Row, set[tuple[str, int]]]  #: its runs by their keys, each with its number of rounds
     settings: dict[Row, dict[str, Any]]  #: by dotted name
 
@@ -52,7 +54,7 @@ def compare_revisions(names: Sequence[str], has_only_changes: bool = False) -> t
     names = [*(names or ["HEAD"]), *([WORKSPACE] if len(names) < 2 else [])]
     if repeated_names := [name for name in names if names.count(name) > 1]:
         raise SettingsError(f"'{repeated_names[0]}' is named twice. Name each revision once.")
-    report: Report | None = None
+    baseline: Plan | None = None
     revisions: list[Revision] = []
     warnings: list[str] = []
     for name in names:
@@ -60,42 +62,41 @@ def compare_revisions(names: Sequence[str], has_only_changes: bool = False) -> t
             if name != WORKSPACE:
                 _fetch_revision(name, Path(folder))
             with contextlib.chdir(Path() if name == WORKSPACE else folder):
-                revisions.append(_read_revision(name, report))
+                revisions.append(_read_revision(name, baseline))
             if name != WORKSPACE and _is_plan_outdated(revisions[-1].plan, Path(folder)):
                 warnings.append(
                     f"the params.yaml of '{name}' does not match its recorded table. Check out '{name}', type "
                     "`dvc repro`, and commit."
                 )
-        report = revisions[0].plan.report
+        baseline = revisions[0].plan
     return f"{_render_table(revisions, has_only_changes)}\n\n{_render_setting_differences(revisions)}", warnings
 
 
 # -- reading revisions -------------------------------------------------------------------------------------------------
 
 
-def _read_revision(name: str, report: Report | None) -> Revision:
-    """The revision whose files are in the current folder, as the baseline reports its numbers."""
+def _read_revision(name: str, baseline: Plan | None) -> Revision:
+    """The revision whose files are in the current folder, in the metrics, round and average of the baseline's table."""
     plan = _read_revision_plan(name)
     plan.require_finished_search()
-    report_settings = report or plan.report
-    reported_scores = results.compute_reported_scores(
-        StudyData(plan).scores, report_settings.round, report_settings.last_k
-    )
+    metrics, report = (baseline or plan).metrics, (baseline or plan).report
+    all_scores = StudyData(dataclasses.replace(plan, metrics=metrics)).scores
+    reported_scores = results.compute_reported_scores(all_scores, report.round, report.last_k)
     frame = results.select_rows_without_extra_models(plan, reported_scores)
-    frame = frame[(frame["metric"] == "accuracy") & (frame["average"] == report_settings.average)]
+    frame = frame[frame["metric"].isin(metrics) & (frame["average"] == report.average)]
     cells_by_row: dict[Row, list[Cell]] = {}
     for cell in results.sort_cells(plan):
         row = cell.algorithm, results.describe_grid_point(results.format_grid_point(plan, cell))
         cells_by_row.setdefault(row, []).append(cell)
-    accuracies: dict[tuple[Row, str], dict[int, float]] = {}
+    scores: dict[tuple[Row, str, Metric], dict[int, float]] = {}
     for line in frame.to_dict("records"):
         row_key = str(line["algorithm"]), results.describe_grid_point({name: line[name] for name in plan.grid})
-        by_seed = accuracies.setdefault((row_key, line["protocol"]), {})
-        by_seed[line["seed"]] = 100 * line["score"]
+        by_seed = scores.setdefault((row_key, line["protocol"], line["metric"]), {})
+        by_seed[line["seed"]] = METRICS[line["metric"]].factor * line["score"]
     return Revision(
         name,
         plan,
-        {cell: pd.Series(by_seed) for cell, by_seed in accuracies.items()},
+        {cell: pd.Series(by_seed) for cell, by_seed in scores.items()},
         {row: {(cell.key, cell.rounds) for cell in cells} for row, cells in cells_by_row.items()},
         {row: _read_settings_without_seed(cells[0]) for row, cells in cells_by_row.items()},
     )
@@ -238,19 +239,18 @@ def _render_table(revisions: Sequence[Revision], has_only_changes: bool = False)
         if not rows:
             return "All revisions have the same runs."
     for row in rows:
-        for protocol in protocols:
-            row_accuracies = [revision.accuracies.get((row, protocol)) for revision in revisions]
-            if all(accuracies is None for accuracies in row_accuracies):
+        for protocol, metric in itertools.product(protocols, base.plan.metrics):
+            row_scores = [revision.scores.get((row, protocol, metric)) for revision in revisions]
+            if all(scores is None for scores in row_scores):
                 continue
-            line = {"algorithm": titles[row[0]], "point": row[1], "metric": format_metric_label(protocol)}
+            line = {"algorithm": titles[row[0]], "point": row[1], "metric": format_metric_label(protocol, metric)}
             line |= {
-                revision.name: _format_mean(revision_accuracies)
-                for revision, revision_accuracies in zip(revisions, row_accuracies, strict=True)
+                revision.name: _format_mean(scores) for revision, scores in zip(revisions, row_scores, strict=True)
             }
-            for revision, revision_accuracies in zip(other_revisions, row_accuracies[1:], strict=True):
+            for revision, scores in zip(other_revisions, row_scores[1:], strict=True):
                 has_same_runs = row in base.runs and base.runs[row] == revision.runs.get(row)
                 line[f"{revision.name} − {base.name}"] = (
-                    "same runs" if has_same_runs else _format_difference(row_accuracies[0], revision_accuracies)
+                    "same runs" if has_same_runs else _format_difference(row_scores[0], scores)
                 )
             lines.append(line)
     if not lines:
@@ -260,11 +260,13 @@ def _render_table(revisions: Sequence[Revision], has_only_changes: bool = False)
     if not frame["point"].any():
         frame = frame.drop(columns="point")
     sides = ["left" if name in ("algorithm", "point", "metric") else "right" for name in frame.columns]
-    report = base.plan.report
+    report, metrics = base.plan.report, base.plan.metrics
     caption = (
-        f"Test accuracy (%) {table_parts.ROUND_PHRASES[report.round].format(last_k=report.last_k)}, "
-        f"{table_parts.AVERAGE_PHRASES[report.average]}. Values are mean ± standard deviation over seeds.\n"
-        f"Differences are {PAIRED_EXPLANATION}\n{explain_metrics(protocols)}"
+        f"Test {join_words([METRICS[metric].name_with_unit for metric in metrics])} "
+        f"{table_parts.ROUND_PHRASES[report.round].format(last_k=report.last_k)}, "
+        f"{table_parts.AVERAGE_PHRASES[report.average]}. Values are mean ± standard deviation over seeds."
+        f"{''.join(f' {sentence}' for sentence in table_notes.explain_metric_values(base.plan))}\n"
+        f"Differences are {PAIRED_EXPLANATION}\n{explain_metrics(protocols, metrics)}"
     )
     return f"{caption}\n\n{frame.to_markdown(index=False, disable_numparse=True, colalign=sides)}"
 
@@ -275,18 +277,18 @@ def _get_algorithm_titles(revisions: Sequence[Revision]) -> dict[str, str]:
     return {label: plan.get_method_title(label) for plan in plans for label in plan.algorithms}
 
 
-def _format_mean(accuracies: pd.Series[float] | None) -> str:
-    return DASH if accuracies is None else format_mean(accuracies.mean(), accuracies.std())
+def _format_mean(scores: pd.Series[float] | None) -> str:
+    return DASH if scores is None or scores.isna().all() else format_mean(scores.mean(), scores.std())
 
 
-def _format_difference(baseline_accuracies: pd.Series[float] | None, other_accuracies: pd.Series[float] | None) -> str:
-    if baseline_accuracies is None or other_accuracies is None:
+def _format_difference(baseline_scores: pd.Series[float] | None, other_scores: pd.Series[float] | None) -> str:
+    if baseline_scores is None or other_scores is None:
         return DASH
-    paired_difference = compute_paired_difference(baseline_accuracies, other_accuracies)
+    paired_difference = compute_paired_difference(baseline_scores, other_scores)
     if paired_difference is None:
         return DASH
     seeds, text = paired_difference.seeds, paired_difference.formatted_difference
-    has_other_seeds = 1 < seeds < max(len(baseline_accuracies), len(other_accuracies))
+    has_other_seeds = 1 < seeds < max(len(baseline_scores), len(other_scores))
     return f"{text.rstrip()} ({seeds} common seeds)" if has_other_seeds else text
 
 

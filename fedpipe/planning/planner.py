@@ -168,6 +168,7 @@ class _PlanDraft:
         for label in algorithms:
             self.components.append(algorithm := params_by_label[label].algorithms[label].algorithm)
             study_facts.reject_passes_of_frozen_body(algorithm, label, params_by_label[label])
+            study_facts.require_learning_rate_of_each_round(algorithm, label, params_by_label[label])
             study_facts.require_learning_rate_of_personal_passes(algorithm, label, params_by_label[label])
             facts = study_facts.build_study_facts(algorithm, params_by_label[label])
             naming_mistakes = hook_names.find_naming_mistakes(algorithm)

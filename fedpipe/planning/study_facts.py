@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from fedpipe.algorithms.base import Algorithm, StudyFacts
+from fedpipe.algorithms.fedcm import FedCM
 from fedpipe.algorithms.passes import Train
+from fedpipe.algorithms.scaffold import Scaffold
 from fedpipe.core.components import registry
 from fedpipe.core.components.component import MODEL
 from fedpipe.core.errors import SettingsError
@@ -21,6 +23,7 @@ from fedpipe.planning.diagnostics import is_cell_selected
 from fedpipe.planning.plan import Cell
 from fedpipe.settings.params import Params
 
+MINIMUM_RELATIVE_RATE = 1e-12  #: smallest rate of a round, over the base rate, that is not 0 except for rounding
 _networks: dict[tuple[Any, ...], FunctionalNetwork | None] = {}
 _softmax_networks: dict[tuple[Any, ...], bool] = {}
 
@@ -64,6 +67,23 @@ def require_learning_rate_of_personal_passes(algorithm: Algorithm, label: str, p
             f"federation.schedule: after round {federation.rounds} the learning rate is 0, so the pass that makes the "
             f"personal models of {label} would not change them. Use a minimum above 0, or another period."
         )
+
+
+def require_learning_rate_of_each_round(algorithm: Algorithm, label: str, params: Params) -> None:
+    """Require a learning rate in all rounds but the last if the method computes gradients as update / learning rate."""
+    federation = params.federation
+    divides_by_rate = isinstance(algorithm, FedCM) or (
+        isinstance(algorithm, Scaffold) and federation.optimizer != "adam"
+    )
+    if not divides_by_rate:
+        return
+    for number in range(1, federation.rounds):
+        rate = federation.with_round_learning_rate(number).learning_rate
+        if rate < MINIMUM_RELATIVE_RATE * federation.learning_rate:
+            raise SettingsError(
+                f"federation.schedule: the learning rate of round {number} is 0, and {label} divides the clients' "
+                "updates by it. Use a minimum above 0, or another period."
+            )
 
 
 def has_model(algorithm: Algorithm, params: Params, protocol: str) -> bool:

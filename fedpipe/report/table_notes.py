@@ -33,7 +33,7 @@ def describe_reported_numbers(plan: Plan) -> str:
     preset_text = "" if plan.preset == layout.FULL_PRESET else f"Preset {plan.preset}. "
     return (
         f"{preset_text}Test {heads} {round_phrase} ({rounds_text} rounds), {average_phrase}. {seeds_text}."
-        f"{''.join(f' {sentence}' for sentence in _explain_metric_values(plan))}"
+        f"{''.join(f' {sentence}' for sentence in explain_metric_values(plan))}"
     )
 
 
@@ -43,7 +43,7 @@ def explain_missing_values(plan: Plan) -> str:
     return f"A dash means that the method has no such model{undefined_text}."
 
 
-def _explain_metric_values(plan: Plan) -> list[str]:
+def explain_metric_values(plan: Plan) -> list[str]:
     """Explain new clients, which metrics are better if they are lower, and averages that are not obvious."""
     names = [METRICS[metric].name for metric in plan.metrics if METRICS[metric].is_lower_better]
     sentences = [f"A lower {join_words(names)} is better."] if names else []

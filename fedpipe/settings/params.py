@@ -249,8 +249,8 @@ class Params(Section):
             value, default = getattr(self.federation, key), Federation.model_fields[key].default
             if value != default:
                 raise SettingsError(
-                    f"federation.{key}: {value} can't be used with {label}, which takes plain gradient steps. "
-                    f"Use {'null' if default is None else default}."
+                    f"federation.{key}: {value} can't be used with {label}. Use "
+                    f"{'null' if default is None else default}."
                 )
         if self.federation.local_steps is not None and (reason := algorithm.local_steps_conflict):
             raise SettingsError(

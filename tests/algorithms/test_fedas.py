@@ -68,6 +68,18 @@ def test_fedas_measures_fisher_trace_in_evaluation_mode(make_trial, assert_same,
     assert float(outcome.upload["fisher"]) == pytest.approx(trace, rel=1e-12)
 
 
+@pytest.mark.parametrize("width", [None, 3])
+def test_fedas_measures_class_means_by_body_with_statistics_of_client(make_trial, assert_same, width):
+    """The body that a client trained last includes its running statistics, which are not those of the server."""
+    trial = make_trial(FedAS(), "norm", width=width, learning_rate=0.1, participation=1.0).run(1)
+    upload, client = trial.outcomes[2].upload, trial.start(2)
+    assert_same(client["previous"].without(trial.net.head_names), upload["body"])
+    statistics = trial.net.buffers(client["previous"])
+    assert statistics
+    for name, value in trial.net.buffers(client["model"]).items():
+        assert not torch.allclose(statistics[name], value)
+
+
 def test_fedas_with_one_client_and_no_alignment_equals_fedper(make_trial, make_clients, assert_same):
     clients = make_clients(sizes=[17])
     aligned, per = (

@@ -1,6 +1,7 @@
 """`fedpipe compare` on commits and DVC records of a small study."""
 
 import contextlib
+import dataclasses
 import io
 import math
 import os
@@ -19,6 +20,7 @@ from scipy import stats
 import fedpipe
 from fedpipe.analysis import compare as lineage
 from fedpipe.cli import app
+from fedpipe.report.results import read_merged_frame
 from fedpipe.report.statistics import compute_paired_difference
 from fedpipe.report.words import format_metric_label
 from tests import small_studies as studies
@@ -265,7 +267,7 @@ def test_compare_counts_run_with_more_rounds_as_changed(study: Path) -> None:
     """The number of rounds is not part of the key, but it changes the table."""
     first_revision = lineage._read_revision("before", None)
     finish(studies.settings(("fedavg", "scaffold"), ROUNDS + 1, study={"seeds": [0, 1]}))
-    after = lineage._read_revision("after", first_revision.plan.report)
+    after = lineage._read_revision("after", first_revision.plan)
     assert {key for run in first_revision.runs.values() for key, _ in run} == {
         key for run in after.runs.values() for key, _ in run
     }
@@ -288,7 +290,7 @@ def test_compare_lists_different_grid_as_setting(study: Path) -> None:
         ("fedavg", "scaffold"), ROUNDS, study={"seeds": [0, 1], "grid": {"federation.learning_rate": [0.1, 0.2]}}
     )
     finish(params)
-    after = lineage._read_revision("after", first_revision.plan.report)
+    after = lineage._read_revision("after", first_revision.plan)
     (line,) = lineage._render_setting_differences([first_revision, after]).splitlines()[2:]
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     assert cells == ["study.grid", "all", lineage.DASH, "federation.learning_rate: [0.1, 0.2]"]
@@ -299,11 +301,33 @@ def test_compare_lists_different_grid_as_setting(study: Path) -> None:
     assert lineage._render_setting_differences([first_revision, others]) == "No method is in all revisions."
 
 
+def test_compare_shows_metrics_of_baselines_table(study: Path) -> None:
+    """The workspace lists other metrics. It has the loss of the first one, and no AUC, which its runs do not record."""
+    plan = dataclasses.replace(lineage._read_revision("before", None).plan, metrics=("nll", "auc"))
+    baseline = lineage._read_revision("before", plan)._replace(plan=plan)
+    after = lineage._read_revision("after", plan)._replace(runs={})
+    assert {metric for _, _, metric in baseline.scores} == {"nll"}
+    output = lineage._render_table([baseline, after])
+    assert output.startswith("Test NLL (nats) and AUC (%) in the last")
+    assert "A lower NLL is better." in output.splitlines()[0]
+    losses = []
+    for cell in (cell for cell in plan.cells if cell.algorithm == "scaffold"):
+        rows = read_merged_frame(cell.merged_files.metrics)
+        rows = rows.query(f"protocol == 'personal-on-local' and round == {ROUNDS} and total > 0")
+        losses.append(np.average(rows["loss"], weights=rows["total"]))
+    (line,) = [line for line in output.splitlines() if re.match(r"\| SCAFFOLD +\| Local test NLL ", line)]
+    assert [" ".join(cell.split()) for cell in line.strip("|").split("|")][2:] == [
+        *[f"{np.mean(losses):.2f} ± {np.std(losses, ddof=1):.2f}"] * 2,
+        "+0.00 ± 0.00",
+    ]
+    assert "AUC (" not in output.split("\n\n")[1]
+
+
 def test_compare_shows_dashes_for_method_missing_from_revisions(study: Path) -> None:
     third = lineage._read_revision("third", None)
     without = {
         name: {key: value for key, value in part.items() if "scaffold" not in str(key)}
-        for name, part in (("accuracies", third.accuracies), ("runs", third.runs))
+        for name, part in (("scores", third.scores), ("runs", third.runs))
     }
     first, second = (third._replace(name=name, **without) for name in ("first", "second"))
     row = read_cells(lineage._render_table([first, second, third]), "SCAFFOLD", "global-on-global")
@@ -314,7 +338,7 @@ def test_compare_shows_dashes_for_method_missing_from_revisions(study: Path) -> 
 @pytest.mark.parametrize("has_only_changes", [False, True])
 def test_compare_without_accuracies_names_methods_and_protocols(study: Path, has_only_changes: bool) -> None:
     """For example, the methods have no global model."""
-    first = lineage._read_revision("first", None)._replace(accuracies={})
+    first = lineage._read_revision("first", None)._replace(scores={})
     second = first._replace(name="second", runs={})
     text = lineage._render_table([first, second], has_only_changes)
     assert text == f"No revision has an accuracy of FedAvg, SCAFFOLD by {', '.join(first.plan.protocols)}."

@@ -231,6 +231,23 @@ def test_plan_warns_about_settings_that_another_one_disables(changes: dict[str, 
     assert [warning.startswith(str(start)) for warning in warnings] == ([True] if start else [])
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"federation.schedule": {"name": "cosine", "period": 4}},
+        {"federation.schedule": {"name": "cosine", "period": 3}},  # only the last round has rate 0
+        {"federation.schedule": {"name": "cosine", "period": 2, "minimum": 0.01}},
+        {"federation.schedule": {"name": "cosine", "period": 2}, "federation.optimizer": "adam"},
+        {"federation.learning_rate": 0.0},
+    ],
+)
+def test_plan_accepts_schedules_without_division_by_rate_of_zero(changes: dict[str, Any]) -> None:
+    """Other schedules are among the invalid settings."""
+    adam = {"algorithms.x.adam": True} if "federation.optimizer" in changes else {}
+    settings = loader.override_settings(make_study({"algorithm": "scaffold"}), changes | adam)
+    assert all("minimum in round" in warning for warning in list_warnings(settings))
+
+
 def test_plan_warns_about_name_of_grid_without_effect() -> None:
     """A rank test would count equal columns as independent results."""
     grid: dict[str, Any] = {"dataset.test_fraction": [0.1, 0.5], "partition.alpha": [0.1, 0.5]}

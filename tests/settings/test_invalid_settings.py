@@ -203,6 +203,17 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
         },
         "federation.schedule: after round 4 the learning rate is 0 ... personal models of pfps_lwc ... a minimum",
     ),
+    *[
+        (
+            {
+                "federation.schedule": {"name": "cosine", "period": 2},
+                "algorithms": {name: {}},
+                "study.algorithms": [name],
+            },
+            f"federation.schedule: ... round 3 is 0 ... {name} ... a minimum",
+        )
+        for name in ("scaffold", "fedpvr", "fedcm")
+    ],
     ({"rounds": 1}, "rounds: unknown key. Did you mean 'federation.rounds'?"),
     ({"seeds": [0]}, "seeds: unknown key. Did you mean 'study.seeds'?"),
     ({"partition.alfa": 1}, "partition.alfa: unknown key ... 'alpha'"),
