@@ -43,8 +43,8 @@ class WithDW(Algorithm):
     The regularizer :math:`\mu L_{reg}` (eq. 11) is added to the loss of every pass of X that trains a classification
     layer :math:`\omega`. This includes passes before training that make the personal model, such as Per-FedAvg's step
     and FedALA's mixing, so that evaluation uses the same models as training. After training each client measures its SL
-    matrix, and the server averages the rows (eq. 7). Ditto, pFedMe, APFL, FedRoD and Per-FedAvg train more than one
-    model. Their clients measure the personal one, and the loss of each model has the same regularizer.
+    matrix, and the server averages the rows (eq. 7). In Ditto, pFedMe, APFL, FedRoD and Per-FedAvg, the personal model
+    is not the uploaded one. Their clients measure the personal one, and the losses of both have the regularizer.
 
     X's head has no bias, as in FedDW, so compare with X on a model whose head has no bias either. The regularizer has
     no effect in passes that do not train the head: DW on FedBABU is FedBABU, and on FedRep it acts in the head's epochs
