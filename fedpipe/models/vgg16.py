@@ -35,7 +35,7 @@ class VGG16(Model):
     default, as in FedDUAL's code) 33,482 parameters are trained for CIFAR-10 and 39,332 for CIFAR-100. Frozen
     parameters are part of the model's definition and are never sent. The base's features are computed once per data
     set and stored in ``results/features``, so you can't use augmentation. Source: Simonyan and Zisserman, VGG (ICLR
-    2015), and FedDUAL with its code.
+    2015), and FedDUAL with its code, which has the weights of Keras instead of torchvision's.
 
     Parameters
     ----------

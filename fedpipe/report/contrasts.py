@@ -165,6 +165,11 @@ def _compute_variance_of_mean(number: RunMean, spread: Spread | None) -> Spread 
     return Spread(run_spread.std**2 / runs, run_spread.df) if run_spread else None
 
 
+def _has_pooled_variance(number: RunMean, spread: Spread) -> bool:
+    """Whether the variance of a mean is that of a spread, because the mean has no standard deviation."""
+    return (number.std is None or (number.runs or 1) < 2) and spread.std >= number.min_std
+
+
 def _compute_difference_with_error(
     first: RunMean, second: RunMean, spread: Spread | None
 ) -> tuple[float, float, float | None, bool]:
@@ -178,4 +183,6 @@ def _compute_difference_with_error(
     total = sum(variance for variance, _ in variances)
     denominator = sum(variance**2 / df for variance, df in variances)
     df = total**2 / denominator if denominator else math.inf
+    if spread and all(_has_pooled_variance(number, spread) for number in (first, second)):
+        df = spread.df  # one estimate, which both means share
     return first.mean - second.mean, math.sqrt(total), df if variances else None, False

@@ -64,7 +64,7 @@ class Data(Section):
         "file with a column split needs neither.",
     )
     test_fraction: float = Field(
-        0.25, gt=0, lt=1, description="Fraction of each client's samples for testing (pooled)."
+        0.25, gt=0, lt=1, description="Fraction of each client's samples for testing (pooled), rounded down."
     )
     stratified: bool = Field(
         False, description="If true, a client's test (pooled) and validation samples have its class proportions."

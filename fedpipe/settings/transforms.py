@@ -31,7 +31,12 @@ class Transforms(Section):
     std: Annotated[tuple[Annotated[float, Field(gt=0)], ...], *_make_number_or_list_annotations(exclusiveMinimum=0)] = (
         Field((), description="Standard deviation by which pixels are divided: one number, or one per channel.")
     )
-    crop: int = Field(0, ge=0, description="Padding in pixels for a random crop to the original size.")
+    crop: int = Field(
+        0,
+        ge=0,
+        description="Padding in pixels for a random crop to the original size. Padding of crops and rotations is 0 "
+        "after normalization, which is the mean color. It is black in code that normalizes last.",
+    )
     flip: bool = Field(False, description="Random horizontal flip with probability 0.5.")
     rotation: float = Field(0, ge=0, le=180, description="Maximum random rotation in degrees, in both directions.")
     on_test: bool = Field(False, description="Augment test images too, like FedDW's code (noisy accuracies).")

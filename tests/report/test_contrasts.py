@@ -63,7 +63,20 @@ def test_contrast_of_single_runs_uses_spread_of_column():
     assert contrasts.compute_contrast(ours, other, None) == (1.0, None, None, False)
     assert contrasts.compute_contrast(ours, other, None).sign == "?"
     wide = contrasts.compute_contrast(ours, other, Spread(0.1, 50))
-    assert wide.high - wide.low == pytest.approx(2 * stats.t.ppf(0.975, 100) * 0.1 * math.sqrt(2))
+    assert wide.high - wide.low == pytest.approx(2 * stats.t.ppf(0.975, 50) * 0.1 * math.sqrt(2))
+
+
+def test_interval_of_pooled_spread_covers_true_difference():
+    """Both means have the same estimate of the spread, so its degrees of freedom count once."""
+    chance, covered, draws = np.random.default_rng(3), 0, 4000
+    for _ in range(draws):
+        spread = Spread(float(np.std(chance.normal(0, 1, 3), ddof=1)), 2)
+        first, second = (RunMean(float(chance.normal(0, math.sqrt(1 / 3))), None, 3) for _ in range(2))
+        contrast = contrasts.compute_contrast(first, second, spread)
+        assert contrast.low is not None
+        assert contrast.high is not None
+        covered += contrast.low <= 0 <= contrast.high
+    assert covered / draws == pytest.approx(0.95, abs=0.01)
 
 
 def test_contrast_uncertainty_is_at_least_sampling_error():

@@ -24,10 +24,10 @@ class Dirichlet(DirichletBase):
     rule always ends (the usual loop until all clients are large enough may not), and it moves at most N * minimum
     samples.
 
-    Source: Hsu et al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification,
-    2019, and Yurochkin et al., Bayesian Nonparametric Federated Learning of Neural Networks, ICML 2019 (proportions
-    over clients for each class, as here). NIID-Bench and PFLlib also balance the sizes of clients
-    (``dirichlet-balanced``).
+    Source: Yurochkin et al., Bayesian Nonparametric Federated Learning of Neural Networks, ICML 2019 (proportions over
+    clients for each class, as here), and Hsu et al., Measuring the Effects of Non-Identical Data Distribution for
+    Federated Visual Classification, 2019 (proportions over classes for each client). NIID-Bench and PFLlib also balance
+    the sizes of clients (``dirichlet-balanced``).
 
     Parameters
     ----------

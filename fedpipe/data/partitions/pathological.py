@@ -22,8 +22,8 @@ class Pathological(Scheme):
 
     Source: the "pathological" partition of PFLlib (Zhang et al., 2023), used by FedALA and cwFedAvg. Deviation: there
     classes are assigned in order, so that with 20 clients, 10 classes and k = 2 groups of four clients own the same
-    two classes (``pathological-ordered``). Here the classes of each client are random. With equal parts it is the
-    partition by classes of FL-bench.
+    two classes (``pathological-ordered``). Here the classes of each client are random. In FL-bench's partition by
+    classes, too, but each client draws its own, so that the numbers of owners differ and a class can have none.
 
     Parameters
     ----------

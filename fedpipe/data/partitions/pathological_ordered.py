@@ -24,7 +24,8 @@ class PathologicalOrdered(Pathological):
     clients can own fewer than k classes.
 
     Source: the "pat" partition of PFLlib (Zhang et al., 2023), used by cwFedAvg. Deviations: settings that
-    leave the last class without a client (there: a division by 0) are rejected, and an owner has at least one sample.
+    leave the last class without a client (there: a division by 0) are rejected, and an owner has at least one sample
+    (there: at least 1/C of the smaller of 40 and n / 2N, which is more only for small data sets and large k).
 
     Parameters
     ----------
