@@ -72,6 +72,7 @@ def require_learning_rate_of_personal_passes(algorithm: Algorithm, label: str, p
 def require_learning_rate_of_each_round(algorithm: Algorithm, label: str, params: Params) -> None:
     """Require a learning rate in all rounds but the last if the method computes gradients as update / learning rate."""
     federation = params.federation
+    # By class: an attribute of these methods would change the keys of their runs.
     divides_by_rate = isinstance(algorithm, FedCM) or (
         isinstance(algorithm, Scaffold) and federation.optimizer != "adam"
     )
