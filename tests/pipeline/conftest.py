@@ -23,7 +23,7 @@ from tests import small_studies as studies
 from tests.pipeline.start import server_template
 
 BIN = Path(sys.executable).parent
-TEMPLATE = f"fedpipe-template-{os.getpid()}"  #: name of the process that job servers are forked from
+TEMPLATE = f"fedpipe-template-{os.getpid()}"  #: name of the process that commands and job servers are forked from
 ENVIRONMENT = os.environ | {
     "PATH": f"{BIN}:{os.environ['PATH']}",
     "GIT_AUTHOR_NAME": "fedpipe",
@@ -42,7 +42,7 @@ TABLE = "results/metrics.json"  #: target of the job that writes tables, for tes
 
 @functools.cache
 def start_server_template() -> subprocess.Popen[bytes] | None:
-    """Start the process that job servers are forked from. They need Linux."""
+    """Start the process that commands and job servers are forked from. This needs Linux."""
     return server_template.start_template(TEMPLATE, ENVIRONMENT) if sys.platform == "linux" else None
 
 
@@ -81,8 +81,9 @@ class Project:
         return subprocess.run(command, cwd=self.folder, env=environment, stdin=subprocess.DEVNULL, text=True, **options)
 
     def start_command(self, *command: str, **options: Any) -> RunningCommand[Any]:
-        """Start a command in its own process group, without waiting for its end."""
-        return RunningCommand(command, cwd=self.folder, env=ENVIRONMENT, process_group=0, **options)
+        """Start a command in its own process group, without waiting for its end. It gets signals, so it is no fork."""
+        environment = ENVIRONMENT | {"FEDPIPE_FORKS": "servers"}
+        return RunningCommand(command, cwd=self.folder, env=environment, process_group=0, **options)
 
     def fedpipe(self, *arguments: str, check: bool = True) -> str:
         """Run a command in a fork of this process, which has imported PyTorch. Return its output.

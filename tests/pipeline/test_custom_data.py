@@ -44,7 +44,9 @@ def test_custom_data_page_example_runs_with_custom_network(project: Project) -> 
     assert filled.replace(f"  sha256: {sha256}\n", "") == example
     assert yaml.safe_load(filled)["dataset"]["sha256"] == sha256
 
-    project.edit(federation={"rounds": 2})
+    protocols = yaml.safe_load(example)["evaluation"]["protocols"]
+    assert protocols == ["personal-on-local"]
+    project.edit(federation={"rounds": 2}, evaluation={"protocols": [*protocols, "global-on-global"]})
     project.snakemake("results/metrics.json")
     (run,) = (project.folder / "results/runs/fedavg").iterdir()
     settings = yaml.safe_load((run / "run.yaml").read_text())

@@ -15,9 +15,9 @@ formats of their files, so it runs with any revision.
 ``tests/runs/digests.json`` has the digests of version 0.2.0. They are those of revision 0663cab, except ``clients.pt``
 of FedALA, MOON and PFPS-LWC, which no longer contains a flag for clients that have trained. Since 6a6f35d, losses of
 personal models that are the global model differ in the last digits, and so do digests of ``metrics``. Running
-statistics of APFL in ``new-batch-norm`` differ since e906ea6. PyTorch's kernels
-round differently on different processors, so the program limits them to instructions that all x86-64 processors with
-AVX2 have. The studies ``new-...`` have the methods that were added later.
+statistics of APFL in ``new-batch-norm`` differ since e906ea6, and CCVR and FedAS in ``new-...`` since 6983bcc. The
+studies ``new-...`` have the methods that were added later. PyTorch's kernels round differently on different processors,
+so the program limits them to instructions that all x86-64 processors with AVX2 have.
 """
 
 import argparse

@@ -1,13 +1,16 @@
-"""A process that has imported PyTorch. In tests, job servers (`fedpipe.cli.job_server`) are forks of it.
+"""A process that has imported PyTorch, parts of Snakemake and DVC. In tests, it forks commands and job servers.
 
-Snakemake starts about 200 job servers in the slow tests, and each of them would import PyTorch and other packages for
-two seconds. A fork imports fedpipe itself, from its own folder. A server starts as usual if its process is different
-from the template: other limits, rights, ignored signals, or variables that these packages may read.
+The slow tests type about 600 commands, and Snakemake starts about 200 job servers (`fedpipe.cli.job_server`). Each of
+them would import packages for one to two seconds. A fork imports fedpipe itself, from its own folder. A command or
+server starts as usual if its process is different from the template: other limits, rights, ignored signals, or
+variables that these packages may read. Commands that train start as usual too, because PyTorch reads the number of
+threads when it is imported.
 """
 
 import gc
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -16,11 +19,13 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 PACKAGES = ("torch", "torch.func", "pandas", "pyarrow.dataset", "pyarrow.parquet", "typer", "yaml", "filelock")
 PACKAGES += ("sklearn.datasets",)  # for the digits, which each new project reads
 PACKAGES += tuple(f"pydantic.{name}" for name in ("main", "type_adapter", "dataclasses", "functional_validators"))
+PACKAGES += ("snakemake.rules", "snakemake.persistence", "snakemake.report", "snakemake.spawn_jobs")
+PACKAGES += ("dvc.cli.parser", "dvc.repo.reproduce", "dvc.stage.run", "dvc.repo.experiments.queue.celery")
 #: Variables that the packages don't read when they are imported.
 OTHER_VARIABLES = ("FEDPIPE_", "PYTHONPATH", "PYTEST_", "GIT_", "DVC_", "XDG_", "PATH", "PWD", "OLDPWD", "SHLVL")
 OTHER_VARIABLES += ("TMP", "TEMP", "_")
@@ -39,16 +44,43 @@ def describe_process() -> list[object]:
     return [status, Path("/proc/self/limits").read_text(), namespaces, os.getpriority(os.PRIO_PROCESS, 0), variables]
 
 
+def describe_command() -> list[object]:
+    """Describe the process of a command. A job's threads don't matter to it, but its terminal and group do."""
+    *others, variables = describe_process()
+    return [*others, os.getsid(0), {name: value for name, value in variables.items() if name not in THREAD_VARIABLES}]
+
+
 def delegate_server(address: str, command: list[str]) -> None:
     """Let a fork of the template run a server's command, and end. Return if the template can't do it."""
-    code, snakemake, listener, path = command
-    request = {"process": describe_process(), "folder": str(Path.cwd()), "variables": dict(os.environ)}
-    request |= {"code": code, "arguments": [snakemake, listener, path]}
-    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as template:
-        template.connect(f"\0{address}")
-        socket.send_fds(template, [json.dumps(request).encode()], [int(listener)])
+    code, *arguments = command
+    request = {"process": describe_process(), "code": code, "arguments": ["-c", *arguments]}
+    with suppress(OSError), send_request(address, request, [int(arguments[1])]) as template:
         if template.recv(1):
             os._exit(0)
+
+
+def delegate_command(address: str, arguments: list[str]) -> None:
+    """Let a fork of the template run a command, and end like it. Return if the template can't do it.
+
+    The template kills the fork if this process ends.
+    """
+    request = {"process": describe_command(), "arguments": arguments, "group": os.getpgid(0)}
+    with suppress(OSError), send_request(address, request, [0, 1, 2]) as template:
+        if template.recv(1):
+            status = os.waitstatus_to_exitcode(int(template.recv(16)))
+            if status < 0:  # a signal has ended the fork
+                signal.signal(-status, signal.SIG_DFL)
+                os.kill(os.getpid(), -status)
+            os._exit(status)
+
+
+def send_request(address: str, request: dict[str, object], files: list[int]) -> socket.socket:
+    """Send a request with this process's folder, variables and files to the template. Return the connection."""
+    template = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    template.connect(f"\0{address}")
+    request |= {"folder": str(Path.cwd()), "variables": dict(os.environ)}
+    socket.send_fds(template, [json.dumps(request).encode()], files)
+    return template
 
 
 def start_template(address: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -63,9 +95,9 @@ def start_template(address: str, environment: Mapping[str, str]) -> subprocess.P
 
 
 def main() -> None:
-    """Import the packages, and fork a process for each server, until the end of standard input."""
+    """Import the packages, and fork a process for each request, until the end of standard input."""
     gc.disable()
-    process = describe_process()
+    descriptions = [describe_process(), describe_command()]
     os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # as in job_server.main
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(fileno=int(sys.argv[1])) as listener:
@@ -74,38 +106,72 @@ def main() -> None:
         gc.freeze()
         while sys.stdin not in select.select([sys.stdin, listener], [], [])[0]:
             connection, _ = listener.accept()
-            message, files, _, _ = socket.recv_fds(connection, MAX_REQUEST_BYTES, 1)
-            if not message:  # the server was killed
+            message, files, _, _ = socket.recv_fds(connection, MAX_REQUEST_BYTES, 3)
+            if not message:  # the process was killed
                 connection.close()
                 continue
             request = json.loads(message)
-            is_equal = request["process"] == process
+            is_equal = request["process"] in descriptions
             if is_equal and os.fork() == 0:
                 listener.close()
-                connection.close()
-                return run_server(request, files[0])
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                if "code" in request:
+                    connection.close()
+                    return run_server(request, files[0])
+                if (process := os.fork()) == 0:
+                    connection.close()
+                    return run_command(request, files)
+                report_end(process, connection)
             with suppress(OSError):
                 connection.send(b"\0" if is_equal else b"")
             connection.close()
-            os.close(files[0])
+            for file in files:
+                os.close(file)
+
+
+def report_end(process: int, connection: socket.socket) -> NoReturn:
+    """Send the status of a fork when it ends. Kill it if the process that waits for it has ended."""
+    end = os.pidfd_open(process)
+    if end not in select.select([connection, end], [], [])[0]:
+        os.kill(process, signal.SIGKILL)
+    _, status = os.waitpid(process, 0)
+    with suppress(OSError):
+        connection.send(str(status).encode())
+    os._exit(0)
 
 
 def run_server(request: dict[str, Any], listener: int) -> None:
     """Run a server's command like a new process."""
     os.setsid()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     null = os.open(os.devnull, os.O_RDWR)
-    for number in range(3):
-        os.dup2(null, number)
-    os.close(null)
+    enter_process(request, [null] * 3)
+    os.dup2(listener, int(request["arguments"][2]))
+    exec(request["code"], {"__name__": "__main__"})
+
+
+def run_command(request: dict[str, Any], files: list[int]) -> None:
+    """Run a command like a new process."""
+    os.setpgid(0, request["group"])
+    enter_process(request, files)
+    if sys.argv[0] == "-m":
+        del sys.argv[0]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def enter_process(request: dict[str, Any], files: list[int]) -> None:
+    """Use the standard streams, folder, variables and arguments of a request."""
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+    for file in set(files):
+        os.close(file)
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["variables"])
-    os.dup2(listener, int(request["arguments"][1]))
-    sys.argv = ["-c", *request["arguments"]]
+    sys.argv = request["arguments"]
     sys.path[:0] = map(os.path.abspath, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     gc.enable()
-    exec(request["code"], {"__name__": "__main__"})
 
 
 if __name__ == "__main__":
