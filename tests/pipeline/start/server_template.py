@@ -2,9 +2,9 @@
 
 The slow tests type about 600 commands, and Snakemake starts about 200 job servers (`fedpipe.cli.job_server`). Each of
 them would import packages for one to two seconds. A fork imports fedpipe itself, from its own folder. A command or
-server starts as usual if its process is different from the template: other limits, rights, ignored signals, or
-variables that these packages may read. Commands that train start as usual too, because PyTorch reads the number of
-threads when it is imported.
+server starts as usual if its process is different from the template: another Python, other limits, rights, ignored
+signals, or variables that these packages may read. Commands that train start as usual too, because PyTorch reads the
+number of threads when it is imported.
 """
 
 import gc
@@ -41,7 +41,8 @@ def describe_process() -> list[object]:
     status = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(STATUS)]
     namespaces = [str(Path(f"/proc/self/ns/{name}").readlink()) for name in ("mnt", "net", "pid", "user")]
     variables = {name: value for name, value in sorted(os.environ.items()) if not name.startswith(OTHER_VARIABLES)}
-    return [status, Path("/proc/self/limits").read_text(), namespaces, os.getpriority(os.PRIO_PROCESS, 0), variables]
+    limits, priority = Path("/proc/self/limits").read_text(), os.getpriority(os.PRIO_PROCESS, 0)
+    return [sys.executable, status, limits, namespaces, priority, variables]
 
 
 def describe_command() -> list[object]:
