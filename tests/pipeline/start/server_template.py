@@ -36,7 +36,7 @@ STATUS = ("Umask", "Uid", "Gid", "Groups", "SigIgn", "CapInh", "CapPrm", "CapEff
 MAX_REQUEST_BYTES = 1 << 17
 
 
-def describe_process() -> list[object]:
+def describe_process() -> list[Any]:
     """Describe what a fork has from its parent, and what a new process may have otherwise."""
     status = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(STATUS)]
     namespaces = [str(Path(f"/proc/self/ns/{name}").readlink()) for name in ("mnt", "net", "pid", "user")]
@@ -45,7 +45,7 @@ def describe_process() -> list[object]:
     return [sys.executable, status, limits, namespaces, priority, variables]
 
 
-def describe_command() -> list[object]:
+def describe_command() -> list[Any]:
     """Describe the process of a command. A job's threads don't matter to it, but its terminal and group do."""
     *others, variables = describe_process()
     return [*others, os.getsid(0), {name: value for name, value in variables.items() if name not in THREAD_VARIABLES}]
