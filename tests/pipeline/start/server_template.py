@@ -68,7 +68,8 @@ def delegate_command(address: str, arguments: list[str]) -> None:
     request = {"process": describe_command(), "arguments": arguments, "group": os.getpgid(0)}
     with suppress(OSError), send_request(address, request, [0, 1, 2]) as template:
         if template.recv(1):
-            status = os.waitstatus_to_exitcode(int(template.recv(16)))
+            message = template.recv(16)  # empty if the template and its processes were killed
+            status = os.waitstatus_to_exitcode(int(message)) if message else -signal.SIGKILL
             if status < 0:  # a signal has ended the fork
                 signal.signal(-status, signal.SIG_DFL)
                 os.kill(os.getpid(), -status)
