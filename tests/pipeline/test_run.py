@@ -33,6 +33,7 @@ class Broken(FedAvg):
 INTERRUPTS = """
 import os
 import signal
+import time
 from pathlib import Path
 
 from fedpipe.algorithms.fedavg import FedAvg
@@ -44,7 +45,8 @@ class Interrupted(FedAvg):
         if first.exists() and not second.exists():
             second.touch()
             os.killpg(int(os.environ["GROUP"]), signal.SIGINT)
-            signal.pause()  # until the command sends the signal on, which can take longer than a round
+            while True:  # until the command sends the signal on. signal.pause() would miss a signal just before it
+                time.sleep(0.1)
         first.touch()
         return super().aggregate(server, uploads)
 """
