@@ -163,7 +163,8 @@ class Backbone(Model):
         """False for a state dict of the library, which contains only the body."""
         if self.pinned_file is None or not self.pinned_file.path.is_file():
             return False
-        return any(name.startswith("body.") for name in read_tensors(self.weights_file()))
+        tensors = read_tensors(self.weights_file())  # timm's TResNet has its own `body.`, next to `head.fc.weight`
+        return "head.weight" in tensors and any(name.startswith("body.") for name in tensors)
 
     @property
     @override

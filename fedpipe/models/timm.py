@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -131,16 +132,7 @@ class Timm(Backbone):
         if tensors is None:
             network = library.create_model(self.architecture, num_classes=num_classes, **arguments)
         else:
-            network = library.create_model(  # with the head of the weights, so that all tensors must fit
-                self.architecture,
-                pretrained=True,
-                pretrained_cfg_overlay={
-                    "state_dict": dict(tensors),
-                    "custom_load": False,
-                    "num_classes": self._count_classes(tensors, description),
-                },
-                **arguments,
-            )
+            network = self._build_network_with_tensors(tensors, arguments)
             network.reset_classifier(num_classes)
         for layer in network.modules():
             if hasattr(layer, "fused_attn"):
@@ -152,6 +144,30 @@ class Timm(Backbone):
         if not isinstance(head, nn.Linear):
             raise UnsupportedArchitectureError(f"its classifier is {type(head).__name__} instead of a linear layer")
         return network, next(name for name, layer in network.named_modules() if layer is head)
+
+    def _build_network_with_tensors(self, tensors: Mapping[str, Tensor], arguments: dict[str, Any]) -> Any:
+        """Build the network with the tensors and their head. timm skips the missing tensors of some architectures."""
+        library = _import_timm()
+        num_classes = self._count_classes(tensors, library.get_pretrained_cfg(self.architecture))
+
+        def build_network() -> Any:
+            overlay = {"state_dict": dict(tensors), "custom_load": False, "num_classes": num_classes}
+            return library.create_model(self.architecture, pretrained=True, pretrained_cfg_overlay=overlay, **arguments)
+
+        with torch.random.fork_rng(devices=[]):
+            torch.rand(1)
+            other_parameters = dict(build_network().named_parameters())
+        network = build_network()
+        head_parameters = {id(value) for value in network.get_classifier().parameters()}
+        random_names = [
+            name
+            for name, value in network.named_parameters()
+            if id(value) not in head_parameters and not torch.equal(value, other_parameters[name])
+        ]
+        if random_names:
+            names = ", ".join(f'"{name}"' for name in random_names)
+            raise RuntimeError(f"Missing key(s) in state_dict: {names}.")
+        return network
 
     def _count_classes(self, tensors: Mapping[str, Tensor], config: Any) -> int:
         """Number of classes of a state dict, which is 0 if a file has no head."""

@@ -21,6 +21,7 @@ from fedpipe.models.conversion import UnsupportedArchitectureError
 from fedpipe.models.layers import SampleDropout
 
 SIZE_ARGUMENTS = {"vit_": "image_size", "maxvit_": "input_size"}  #: argument with the image size, by family
+TRANSFORMING = ("googlenet", "inception_v3")  #: architectures that transform their inputs only for published weights
 AUXILIARY_HEADS = ("aux1.", "aux2.", "AuxLogits.")  #: of GoogLeNet and Inception, which are left out
 OLD_DENSENET_NAME = re.compile(r"^(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\.\w+)$")
 
@@ -61,6 +62,11 @@ class Torchvision(Backbone):
         if self.architecture in self.list_architectures():
             require_images(self, shape, channels=3)
         super().check(shape, num_classes)
+        if self.architecture in TRANSFORMING and self.pinned_file is not None:
+            raise SettingsError(
+                f"model.weights: {self.weights} can't be used for {self.architecture}, because a file does not record "
+                "whether its network transforms the inputs. Use the library's weights, null, or another architecture."
+            )
 
     def _list_weights_entries(self) -> list[Any]:
         """Entries of torchvision's weights with a classifier."""
@@ -87,9 +93,9 @@ class Torchvision(Backbone):
                 if shape[1] != shape[2]:
                     raise RuntimeError(f"images must be squares, but have {shape[1]}x{shape[2]} pixels")
                 arguments[argument] = shape[1] if argument == "image_size" else shape[1:]
-        if self.architecture in ("googlenet", "inception_v3"):
-            has_inputs_of_imagenet = self.published_weights is not None
-            arguments = {"aux_logits": False, "init_weights": True, "transform_input": has_inputs_of_imagenet}
+        if self.architecture in TRANSFORMING:
+            is_transforming = self.published_weights is not None
+            arguments = {"aux_logits": False, "init_weights": True, "transform_input": is_transforming}
         network = library.get_model(self.architecture, weights=None, num_classes=num_classes, **arguments)
         unused_names: tuple[str, ...] = AUXILIARY_HEADS
         if isinstance(network, torchvision.models.SqueezeNet):

@@ -171,20 +171,45 @@ def test_file_with_all_tensors_initializes_complete_network() -> None:
     "architecture",
     [
         "mnasnet0_5",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("densenet121", "googlenet", "squeezenet1_1")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("densenet121", "squeezenet1_1")),
     ],
 )
 def test_published_weight_formats_are_read(architecture: str) -> None:
-    """Old names of DenseNet, auxiliary heads, versions of MNASNet, and heads of 1000 classes."""
+    """Old names of DenseNet, versions of MNASNet, and heads of 1000 classes."""
     from torchvision import models
 
-    arguments = {"init_weights": False} if architecture == "googlenet" else {}
-    tensors = published.randomize(models.get_model(architecture, weights=None, **arguments))
+    tensors = published.randomize(models.get_model(architecture, weights=None))
     old = {name.replace("norm1.", "norm.1.").replace("conv2.", "conv.2."): value for name, value in tensors.items()}
     section = save_weights(old if architecture == "densenet121" else tensors, architecture=architecture)
     network = build_model(name="torchvision", **section).build_initial_network((3, 32, 32), 3)
     body = network.body.state_dict()
     assert all(torch.equal(value, tensors[name]) for name, value in body.items())
+
+
+@pytest.mark.slow
+def test_published_weights_of_googlenet_lose_auxiliary_heads_and_transform_inputs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torchvision import models
+
+    reference = models.get_model("googlenet", weights=None, init_weights=False, transform_input=True)
+    path, tensors = published.write_torchvision_weights("googlenet", Path("publisher"))
+    reference.load_state_dict(tensors)
+    with published.serve(Path("publisher")) as address:
+        published.publish(monkeypatch, f"{address}/{path.name}")
+        section = write_study_and_download(TORCHVISION | {"architecture": "googlenet"})
+    network = build_model(**section).build_initial_network((3, 32, 32), 3).eval()
+    x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    reference.fc, reference.dropout = torch.nn.Identity(), torch.nn.Identity()
+    with torch.no_grad():
+        torch.testing.assert_close(network.body(x), reference.eval()(x))
+
+
+def test_file_of_network_that_may_transform_its_inputs_is_rejected() -> None:
+    """Its tensors are the same with and without the transform."""
+    section = save_weights({"conv1.weight": torch.zeros(1)}, name="torchvision", architecture="googlenet")
+    with rejects("model.weights: weights.pth can't be used for googlenet ... does not record"):
+        build_model(**section).check((3, 32, 32), 3)
 
 
 @pytest.mark.parametrize("num_classes", [0, 10, 1000])
@@ -240,6 +265,29 @@ def test_error_of_different_network_lists_three_missing_names(section: dict[str,
     message = rf"^model\.weights: weights\.pth does not fit {section['architecture']} .*{names}"
     with pytest.raises(SettingsError, match=message):
         model.check_weights_file((3, 32, 32), 3)
+
+
+def test_file_whose_missing_tensors_timm_would_draw_at_random_is_rejected() -> None:
+    import timm
+
+    tensors = timm.create_model("test_resnet", num_classes=0).state_dict()
+    model = build_model(**save_weights(tensors, name="timm", architecture="inception_v3"))
+    names = r"\(Missing key\(s\) in state_dict: 'Conv2d_1a_3x3\.conv\.weight', '[^']+', '[^']+' and \d+ more\)"
+    with pytest.raises(SettingsError, match=rf"^model\.weights: weights\.pth does not fit inception_v3 .*{names}"):
+        model.check_weights_file((3, 75, 75), 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_classes", [0, 3])
+def test_timm_names_that_begin_as_those_of_fedpipe_are_read(num_classes: int) -> None:
+    import timm
+
+    tensors = published.randomize(timm.create_model("tresnet_m", num_classes=num_classes))
+    model = build_model(**save_weights(tensors, name="timm", architecture="tresnet_m"))
+    body = model.build_initial_network((3, 64, 64), 3).body.state_dict()
+    convolutions = [name for name in tensors if name.endswith(".conv.weight")]
+    assert "body.conv1.conv.weight" in convolutions
+    assert all(torch.equal(body[name], tensors[name]) for name in convolutions)
 
 
 @pytest.mark.parametrize("section", [TORCHVISION, TIMM], ids=["torchvision", "timm"])
