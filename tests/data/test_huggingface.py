@@ -218,6 +218,14 @@ def test_huggingface_error_shows_key_and_valid_values(dataset: dict[str, Any], p
         download_and_plan(vocabulary=50, **dataset)
 
 
+def test_test_split_without_train_split_is_rejected() -> None:
+    """Its samples would be the training samples."""
+    write_repository(TEXTS, tests=15)
+    Path("repository/data/train-00000-of-00001.parquet").rename("repository/data/validation-00000-of-00001.parquet")
+    with rejects("dataset.path: repository has the splits validation, test. Use a data set with train", ArtifactError):
+        download_and_plan(vocabulary=50)
+
+
 def test_error_without_default_input_column_lists_all_columns() -> None:
     write_repository({"words": ["a b", "b"] * 30, "label": [0, 1] * 30})
     with pytest.raises(ArtifactError, match=r"^dataset\.input: missing, because .* Use one of: words, label\."):

@@ -158,9 +158,9 @@ class HuggingFace(TableDataset):
 
         splits = self._call_library(_import_datasets_library().load_dataset)
         names = [name for name in ("train", "test") if name in splits] or [*splits]
-        if names not in (["train"], ["train", "test"]) and len(names) > 1:
+        if len(splits) > 1 and "train" not in names:
             raise ArtifactError(
-                f"dataset.path: {self.path} has the splits {', '.join(names)}. Use a data set with train and test, or "
+                f"dataset.path: {self.path} has the splits {', '.join(splits)}. Use a data set with train and test, or "
                 "with one split."
             )
         tables = []

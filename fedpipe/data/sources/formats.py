@@ -128,6 +128,8 @@ def convert_table_to_samples(
     ArtifactError
         A column is missing or has values of another kind.
     """
+    import pyarrow as pa
+
     names = table.column_names
     input_names = list(inputs) or [name for name in INPUT_COLUMNS if name in names][:1]
     sample_columns = [*input_names, label, *(["split"] if "split" in names else [])]
@@ -150,6 +152,8 @@ def convert_table_to_samples(
             f"{source}: the column {incomplete_columns[0]} has no value in {is_missing.sum()} of {len(table)} rows, "
             f"first in row {is_missing.argmax()}. Give each row a value."
         )
+    if pa.types.is_nested(label_type := table[label].type):
+        raise ArtifactError(f"{source}: the column {label} contains {label_type}. Use one integer or text per sample.")
     labels, class_names = encode_labels(source, table[label].to_numpy())
     class_names = class_names or tuple(read_huggingface_class_names(table, label))
     split = table["split"].to_pylist() if "split" in names else ["train"] * len(table)
@@ -198,10 +202,7 @@ def encode_labels(path: Path | str, labels: npt.NDArray[Any]) -> tuple[npt.NDArr
             f"{path}: the label is NaN for {is_nan.sum()} of {len(labels)} samples, first for sample "
             f"{is_nan.argmax()}. Give each sample a class."
         )
-    try:
-        values, classes = np.unique(labels, return_inverse=True)
-    except TypeError:
-        raise ArtifactError(f"{path} has labels of a type that can't be sorted. Use integers or texts.") from None
+    values, classes = np.unique(labels, return_inverse=True)
     return classes.astype(np.int64), tuple(map(_format_label, values))
 
 
