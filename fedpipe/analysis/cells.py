@@ -12,7 +12,8 @@ from fedpipe.report import results
 def find_cell(plan: Plan, algorithm: str, seed: int | None, grid: dict[str, Any]) -> Cell:
     """Find the only cell of an algorithm, a seed (by default the first) and values of the study's grid.
 
-    Raises a SettingsError if no cell or several cells match.
+    Values may be texts, as in frames of results, which are empty for a name that does not concern the algorithm. Raises
+    a SettingsError if no cell or several cells match.
     """
     if algorithm not in plan.algorithms:
         raise SettingsError(f"'{algorithm}' is not in the study. {suggest_name(algorithm, plan.algorithms)}")
@@ -26,7 +27,15 @@ def find_cell(plan: Plan, algorithm: str, seed: int | None, grid: dict[str, Any]
         raise SettingsError(f"'{unknown_names[0]}' is not in the study's grid. {hint}")
     point = {names[name]: value for name, value in grid.items()}
     cells = [cell for cell in plan.cells if (cell.algorithm, cell.seed) == (algorithm, seed)]
-    matching_cells = [cell for cell in cells if cell.grid.items() >= point.items()]
+    for name in grid:
+        if point[names[name]] != "" and all(names[name] not in cell.grid for cell in cells):
+            raise SettingsError(f"{name}: it does not concern {algorithm}. Leave it out.")
+    matching_cells = [
+        cell
+        for cell in cells
+        for texts in [results.format_grid_point(plan, cell)]
+        if all(value in (cell.grid.get(name, ""), texts[name]) for name, value in point.items())
+    ]
     if len(matching_cells) != 1:
         points = "; ".join(
             ", ".join(f"{short_names[name]}={value!r}" for name, value in cell.grid.items()) for cell in cells

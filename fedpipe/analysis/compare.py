@@ -76,13 +76,13 @@ def compare_revisions(names: Sequence[str], has_only_changes: bool = False) -> t
 
 
 def _read_revision(name: str, baseline: Plan | None) -> Revision:
-    """The revision whose files are in the current folder, in the metrics, round and average of the baseline's table."""
+    """The revision whose files are in the current folder, with the metrics and the section `report` of the baseline."""
     plan = _read_revision_plan(name)
     plan.require_finished_search()
     metrics, report = (baseline or plan).metrics, (baseline or plan).report
-    all_scores = StudyData(dataclasses.replace(plan, metrics=metrics)).scores
-    reported_scores = results.compute_reported_scores(all_scores, report.round, report.last_k)
-    frame = results.select_rows_without_extra_models(plan, reported_scores)
+    plan_of_scores = dataclasses.replace(plan, metrics=metrics, report=report)
+    reported_scores = results.compute_reported_scores(StudyData(plan_of_scores).scores, report.round, report.last_k)
+    frame = results.select_rows_without_extra_models(plan_of_scores, reported_scores)
     frame = frame[frame["metric"].isin(metrics) & (frame["average"] == report.average)]
     cells_by_row: dict[Row, list[Cell]] = {}
     for cell in results.sort_cells(plan):

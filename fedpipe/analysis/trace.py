@@ -75,6 +75,7 @@ def collect_cell_provenance(table: Path, cell: str) -> dict[str, Any]:
     seeds = results.compute_reported_scores(frame, report.round, report.last_k)
     if not len(seeds):
         raise SettingsError(f"'{cell}' has no value in {table}, because the method has no such model.")
+    num_seeds = seeds["score"].count()  # a score such as AUC may not be defined for all seeds
     scores = dict(zip(seeds["key"], metric.factor * seeds["score"], strict=True))
     runs = [
         {"seed": row_cell.seed, metric.name_with_unit: round(float(scores[row_cell.key]), 4)}
@@ -87,7 +88,7 @@ def collect_cell_provenance(table: Path, cell: str) -> dict[str, Any]:
         "cell": cell,
         metric.name_with_unit: round(float((metric.factor * seeds["score"]).mean()), 4),
         "reported": f"{table_parts.ROUND_PHRASES[report.round].format(last_k=report.last_k)}, "
-        f"{table_parts.AVERAGE_PHRASES[report.average]}, mean over {len(seeds)} seed{'s' if len(seeds) > 1 else ''}",
+        f"{table_parts.AVERAGE_PHRASES[report.average]}, mean over {num_seeds} seed{'s' if num_seeds > 1 else ''}",
         "table": {str(table): compute_file_sha256(table)},
         "settings": _extract_common_settings(runs),
         "runs": runs,

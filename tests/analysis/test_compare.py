@@ -323,6 +323,22 @@ def test_compare_shows_metrics_of_baselines_table(study: Path) -> None:
     assert "AUC (" not in output.split("\n\n")[1]
 
 
+def test_compare_shows_clients_of_baselines_table(in_empty_folder: Path) -> None:
+    """The other revision reports the new clients of the same runs, with their protocols."""
+    params = studies.settings(rounds=2, study={"seeds": [0, 1]}, federation={"held_out": 0.2})
+    params["evaluation"] = {"protocols": ["personal-on-local"]}
+    tables = {}
+    for clients in ("both", "new"):
+        finish(params | {"report": {"clients": clients}})
+        tables[clients] = lineage._read_revision(clients, None)
+        if clients == "new":
+            compared = lineage._read_revision(clients, tables["both"].plan)
+    assert len(tables["new"].scores) < len(tables["both"].scores)
+    assert compared.scores.keys() == tables["both"].scores.keys()
+    output = lineage._render_table([tables["both"], compared])
+    assert len(re.findall(r"\d \|    same runs \|", output)) == len(compared.scores)
+
+
 def test_compare_shows_dashes_for_method_missing_from_revisions(study: Path) -> None:
     third = lineage._read_revision("third", None)
     without = {

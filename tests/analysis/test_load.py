@@ -468,6 +468,23 @@ def test_results_reject_unknown_method_seed_grid_point_round_or_client(results: 
         call(results)
 
 
+@pytest.mark.usefixtures("in_empty_folder")
+def test_results_accept_texts_of_frames_and_reject_value_that_does_not_concern_method() -> None:
+    """A row of a frame identifies its run. Its grid values are texts."""
+    grid = {"federation.learning_rate": [0.05, 1], "algorithms.fedprox.mu": [0.1, 1]}
+    finish(studies.settings(("fedavg", "fedprox"), 1, study={"seeds": [0], "grid": grid}))
+    results = fedpipe.load("params.yaml")
+    for row in results.provenance.to_dict("records"):
+        point = {name: row[name] for name in grid}
+        settings = results.settings(row["algorithm"], row["seed"], **point)
+        assert settings == yaml.safe_load((Path(row["run"]) / "run.yaml").read_text())
+    assert results.settings("fedprox", learning_rate="1", mu=0.1) == results.settings(
+        "fedprox", learning_rate=1.0, mu="0.1"
+    )
+    with pytest.raises(SettingsError, match=r"^mu: it does not concern fedavg\. Leave it out\."):
+        results.settings("fedavg", learning_rate=1, mu=0.1)
+
+
 def test_results_reject_models_and_batches_that_do_not_exist(own_module: Path) -> None:
     """BatchNorm's statistics are at the clients, client 9 never trains, and two networks of FedRoD make the logits."""
     own_module.write_text(

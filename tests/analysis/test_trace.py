@@ -15,7 +15,7 @@ from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import files
 from fedpipe.core.yaml_text import read_generated_yaml
 from fedpipe.planning.plan import Plan
-from fedpipe.report import contents
+from fedpipe.report import contents, results
 from fedpipe.report.data import StudyData
 from tests import small_studies as studies
 from tests.analysis.conftest import finish
@@ -97,6 +97,20 @@ def test_trace_uses_best_round_of_each_run(study: Path) -> None:
         table = table[table["protocol"] == "global-on-global"].set_index("round")["correct"]
         rounds = {Path(path).parent.name for path in run["artifacts"] if "rounds" in path}
         assert rounds == {f"{table.idxmax():04d}"}
+
+
+def test_trace_counts_only_seeds_with_score(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For example, AUC is not defined for test samples of one class."""
+    compute = results.compute_reported_scores
+    monkeypatch.setattr(
+        results,
+        "compute_reported_scores",
+        lambda *arguments: compute(*arguments).assign(score=lambda frame: frame["score"].where(frame["seed"] == 1)),
+    )
+    contents.write_report_files(contents.build_table_files(StudyData(Plan.read(Path("results/plan.json")))))
+    result = collect_cell_provenance(TABLE, "fedavg.global-on-global")
+    assert result["reported"].endswith(", mean over 1 seed")
+    assert result["accuracy (%)"] == result["runs"][1]["accuracy (%)"]
 
 
 @pytest.mark.usefixtures("in_empty_folder")
