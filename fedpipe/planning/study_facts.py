@@ -94,6 +94,8 @@ def has_model(algorithm: Algorithm, params: Params, protocol: str) -> bool:
         return algorithm.has_prototype_logits
     if model != "global" or (network := _build_empty_network(algorithm, params)) is None:
         return True
+    if params.federation.buffers == "keep" and network.buffer_names:
+        return False  # its running statistics are at the clients
     bound = algorithm.bind(network, params.federation.exclude_held_out_clients()).bind_round(0, 0)
     try:
         with torch.device("meta"), torch.no_grad():

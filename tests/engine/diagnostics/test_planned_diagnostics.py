@@ -151,6 +151,28 @@ def test_plan_rejects_diagnostic_of_model_that_method_lacks(
             assert plan(**selection).diagnostics
 
 
+def test_plan_without_running_statistics_of_server_has_no_global_model(own_module: Path) -> None:
+    """With `buffers: keep` each client has the running statistics. A network without BatchNorm has none."""
+    own_module.write_text(
+        "from torch import nn\n\ndef normalized(shape, classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4)), nn.Linear(4, classes)\n"
+    )
+
+    def plan(model: str, **sections: Any) -> planner.NewPlan:
+        params = studies.settings(("fedavg",), 4, federation={"buffers": "keep"}, **sections)
+        studies.write(params | {"model": {"name": model}}, Path())
+        return planner.make_plan()
+
+    surface = {"s": {"kind": "surface"}}
+    assert plan("mlp", diagnostics=surface).diagnostics
+    with rejects("diagnostics.s: surface can't be used with fedavg, which has no global model"):
+        plan("own.normalized", diagnostics=surface)
+    evaluation = {"protocols": ["global-on-global"]}
+    assert not plan("mlp", evaluation=evaluation).warnings
+    (warning,) = plan("own.normalized", evaluation=evaluation).warnings
+    assert warning.startswith("evaluation.protocols: fedavg has no model for global-on-global")
+
+
 def test_plan_allows_perplexity_below_number_of_vectors() -> None:
     """The data sets of a grid may have other numbers of classes, so only the diagnostic's job checks it."""
     entry = {"kind": "features", "samples": 20, "perplexity": 29.5, "algorithms": ["fedavg"]}
