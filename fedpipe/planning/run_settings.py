@@ -56,7 +56,7 @@ class RunSettings:
                 del dataset["stratified"]
         return cls(
             dataset=dataset,
-            transforms=params.transforms.model_dump(mode="json"),
+            transforms=_dump_transforms(params.transforms),
             partition=registry.get_component_key_settings(PARTITION, params.partition),
             model=registry.get_component_key_settings(MODEL, params.model),
             algorithm=registry.get_component_key_settings(ALGORITHM, params.algorithms[label].algorithm),
@@ -142,7 +142,7 @@ class RunSettings:
 
     def build_transforms_settings(self) -> Transforms:
         """Build the settings of the transforms."""
-        return Transforms(**self.transforms)
+        return Transforms(**{"fill": "mean"} | self.transforms)
 
     def build_evaluation_settings(self) -> Evaluation:
         """Build the settings of the evaluation."""
@@ -159,3 +159,11 @@ def dump_evaluation_settings(section: Evaluation) -> dict[str, Any]:
     if not any(protocol.startswith("finetuned") for protocol in evaluation["protocols"]):
         del evaluation["finetune_epochs"]
     return evaluation
+
+
+def _dump_transforms(transforms: Transforms) -> dict[str, Any]:
+    """Dump the settings of transforms. The key omits the color ``mean``, and any color if nothing is padded."""
+    settings = transforms.model_dump(mode="json")
+    if transforms.fill == "mean" or not transforms.has_padding:
+        del settings["fill"]
+    return settings

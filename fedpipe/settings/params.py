@@ -118,6 +118,7 @@ class Params(Section):
             ("dataset", "label_noise_kind"): not self.dataset.label_noise and "there is no dataset.label_noise",
             ("evaluation", "finetune_epochs"): not has_finetuned_model
             and "no model of evaluation.protocols is finetuned",
+            ("transforms", "fill"): not self.transforms.has_padding and "there is no crop or rotation",
             ("transforms", "on_test"): not self.transforms.is_random and "there is no augmentation",
             ("report", "best_on"): not self.report.best_over and "there is no report.best_over",
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
@@ -31,20 +31,25 @@ class Transforms(Section):
     std: Annotated[tuple[Annotated[float, Field(gt=0)], ...], *_make_number_or_list_annotations(exclusiveMinimum=0)] = (
         Field((), description="Standard deviation by which pixels are divided: one number, or one per channel.")
     )
-    crop: int = Field(
-        0,
-        ge=0,
-        description="Padding in pixels for a random crop to the original size. Padding of crops and rotations is 0 "
-        "after normalization, which is the mean color. It is black in code that normalizes last.",
-    )
+    crop: int = Field(0, ge=0, description="Padding in pixels for a random crop to the original size.")
     flip: bool = Field(False, description="Random horizontal flip with probability 0.5.")
     rotation: float = Field(0, ge=0, le=180, description="Maximum random rotation in degrees, in both directions.")
+    fill: Literal["black", "mean"] = Field(
+        "black",
+        description="Color of the padding of crops and rotations. black: 0 before normalization, like torchvision's "
+        "transforms. mean: the color that is 0 after normalization.",
+    )
     on_test: bool = Field(False, description="Augment test images too, like FedDW's code (noisy accuracies).")
 
     @property
     def is_random(self) -> bool:
         """Whether images are augmented at random."""
         return bool(self.crop or self.flip or self.rotation)
+
+    @property
+    def has_padding(self) -> bool:
+        """Whether augmented images have pixels that are outside of the original image."""
+        return bool(self.crop or self.rotation)
 
     def check_input_shape(self, shape: tuple[int, ...], has_tokens: bool = False) -> None:
         """Raise a SettingsError if inputs of this shape can't be transformed."""

@@ -45,6 +45,38 @@ def test_crop_is_window_of_padded_image():
     assert {down for down, _ in offsets} == {right for _, right in offsets} == set(range(5))
 
 
+NORMALIZED = {"mean": (0.5, 0.25), "std": (0.5, 2.0)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("augmentation", [{"crop": 2}, {"rotation": 90}, {"crop": 2, "flip": True, "rotation": 45}])
+def test_black_padding_has_bits_of_augmentation_before_normalization(augmentation, dtype):
+    x = torch.rand(64, 2, 6, 6, generator=torch.Generator().manual_seed(0)).to(dtype)
+    settings = Transforms(**NORMALIZED, **augmentation)
+    before = normalize(transform_images(Transforms(**augmentation), x, KEY), settings)
+    transformed = transform_images(settings, normalize(x, settings), KEY)
+    assert torch.equal(transformed, before)
+    mean_color = transform_images(Transforms(**NORMALIZED, **augmentation, fill="mean"), normalize(x, settings), KEY)
+    is_padding = transform_images(Transforms(**augmentation), torch.ones_like(x), KEY) == 0
+    assert 0 < int(is_padding.sum()) < is_padding.numel()
+    assert torch.equal(mean_color[~is_padding], before[~is_padding])
+    assert not mean_color[is_padding].any()
+
+
+def test_crop_equals_that_of_torchvision():
+    """Its pipeline crops a padded image before it normalizes."""
+    from torchvision.transforms import v2
+
+    x = torch.rand(32, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    mean, std = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.201)
+    settings = Transforms(mean=mean, std=std, crop=3)
+    transformed = transform_images(settings, normalize(x, settings), KEY)
+    padded = v2.Normalize(mean, std)(v2.Pad(3)(x))
+    for image, padded_image in zip(transformed, padded, strict=True):
+        windows = (padded_image[:, down : down + 8, right : right + 8] for down in range(7) for right in range(7))
+        assert any(torch.allclose(image, window, rtol=0, atol=1e-6) for window in windows)
+
+
 def test_flip_mirrors_about_half_of_images():
     x = make_images(400)
     transformed = transform_images(Transforms(flip=True), x, KEY)
@@ -73,8 +105,10 @@ def test_transforms_depend_on_key_and_position_in_batch(settings):
     assert not torch.equal(transform_images(transforms, x, KEY + 1), transformed)
 
 
-def test_transforms_under_vmap_equal_loop():
-    transforms = Transforms(crop=2, flip=True, rotation=20)
+@pytest.mark.parametrize("normalization", [{}, {"mean": (0.5,), "std": (0.5,)}, {"mean": (0.1, 0.2)}])
+def test_transforms_under_vmap_equal_loop(normalization):
+    transforms = Transforms(crop=2, flip=True, rotation=20, **normalization)
     x, keys = make_images(30).reshape(3, 10, 2, 6, 6), torch.tensor([3, 4, 5])
+    transformed = vmap(lambda image, key: transform_images(transforms, image, key))(x, keys)
     expected = torch.stack([transform_images(transforms, image, key) for image, key in zip(x, keys, strict=True)])
-    assert torch.equal(vmap(lambda image, key: transform_images(transforms, image, key))(x, keys), expected)
+    assert torch.equal(transformed, expected)

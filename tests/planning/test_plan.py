@@ -244,6 +244,21 @@ def test_run_key_of_defaults_contains_no_setting_that_is_off() -> None:
     }
 
 
+def test_run_key_contains_color_of_padding_only_if_it_is_black_and_has_effect() -> None:
+    """The runs of version 0.2.0 are padded with the mean color. Their keys do not contain it."""
+
+    def make_settings(**transforms: Any) -> RunSettings:
+        return RunSettings.from_params(parser.parse_params(make_study() | {"transforms": transforms}), "fedavg", 0)
+
+    plain, mean, black = make_settings(flip=True), make_settings(crop=2, fill="mean"), make_settings(rotation=10)
+    assert "fill" not in plain.transforms
+    assert make_settings(flip=True, fill="mean").key == plain.key
+    assert "fill" not in mean.transforms
+    assert mean.build_transforms_settings().fill == "mean"
+    assert black.transforms["fill"] == black.build_transforms_settings().fill == "black"
+    assert make_settings(rotation=10, fill="mean").key != black.key
+
+
 def test_run_key_ignores_hyperparameters_of_other_algorithms() -> None:
     settings = make_study(("fedavg", "fedprox"))
     assert compute_key(loader.override_settings(settings, {"algorithms.fedprox.mu": 9})) == compute_key(settings)

@@ -224,6 +224,8 @@ def test_plan_of_custom_model_has_no_fedbn_warning(family: str) -> None:
         ({"dataset.label_noise_kind": "pairwise", "dataset.label_noise": 0.1}, None),
         ({"evaluation.finetune_epochs": 5, "evaluation.protocols": ["finetuned-on-local"]}, None),
         ({"transforms.on_test": True, "transforms.flip": True}, None),
+        ({"transforms.fill": "mean"}, "transforms.fill: mean has no effect, because there is no crop or rotation"),
+        ({"transforms.fill": "mean", "transforms.rotation": 10}, None),
     ],
 )
 def test_plan_warns_about_settings_that_another_one_disables(changes: dict[str, Any], start: str | None) -> None:
