@@ -81,4 +81,6 @@ def test_ccvr_calibrates_classes_with_two_samples_or_more(make_trial, make_clien
     clients = make_clients(sizes=[2, 1], labels=lambda client: [client])
     trial = make_trial(CCVR(samples=5), clients=clients, participation=1.0).run()
     assert trial.server["counts"].tolist() == [2, 0, 0, 0]
-    assert all(value.isfinite().all() for value in trial.algorithm.global_model(trial.server).values())
+    calibrated = trial.algorithm.global_model(trial.server)
+    assert all(value.isfinite().all() for value in calibrated.values())
+    assert not torch.equal(calibrated["head.weight"], trial.server["model"]["head.weight"])
