@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from html import escape
 from typing import Any
@@ -68,6 +69,7 @@ def build_report_sections(data: StudyData) -> list[str | TextTable]:
     """Build paragraphs and tables of the report, in order."""
     plan, rows = data.plan, []
     seeds = table_notes.format_seed_counts(plan)
+    run_counts = Counter(results.get_row_key(plan, cell) for cell in plan.cells)
     cells_by_row: dict[tuple[Hashable, ...], list[dict[Hashable, Any]]] = {}
     for cell in data.reported_rows.to_dict("records"):  # a frame per row takes ten times as long
         cells_by_row.setdefault(tuple(cell[name] for name in plan.row_key_columns), []).append(cell)
@@ -75,7 +77,8 @@ def build_report_sections(data: StudyData) -> list[str | TextTable]:
         if key in data.table_row_keys:
             labels = results.format_row_labels(plan, key) | seeds.get(key, {})
             metrics = [words.format_metric_label(str(cell["protocol"]), cell["metric"]) for cell in cells]
-            scores = dict(zip(metrics, map(format_score, cells), strict=True))
+            score_texts = (_format_score_and_seeds(cell, run_counts[key]) for cell in cells)
+            scores = dict(zip(metrics, score_texts, strict=True))
             traffic = {f"bytes {way}": words.format_bytes(cells[0][f"bytes_{way}"]) for way in ("down", "up")}
             rows.append(labels | _format_reported_scores(plan, cells) | scores | traffic)
     return [
@@ -140,6 +143,12 @@ def encode_table_csv(frame: pd.DataFrame, format_value: Callable[[str], str] = e
 def format_score(cell: Mapping[Hashable, Any]) -> str:
     """Format mean and deviation of a row, or a dash. An infinite NLL has no deviation."""
     return words.format_mean(cell["mean"], cell["std"]) if cell["seeds"] else words.DASH
+
+
+def _format_score_and_seeds(cell: Mapping[Hashable, Any], runs: int) -> str:
+    """Format a score, with the number of seeds if it is not defined for all of them. AUC needs two classes."""
+    text = format_score(cell)
+    return f"{text.rstrip()} ({cell['seeds']} of {runs} seeds)" if 0 < cell["seeds"] < runs else text
 
 
 def _format_reported_scores(plan: Plan, cells: list[dict[Hashable, Any]]) -> dict[str, str]:

@@ -136,6 +136,15 @@ def test_difference_shows_number_of_seeds_without_infinite_values(make):
     assert "| -0.75 ± 3.18 (2 of 3 seeds) |" in tree.render_markdown()
 
 
+def test_report_shows_number_of_seeds_of_auc_that_is_not_defined_for_all(make):
+    tree = make(["fedavg"], (0, 1))
+    for run, auc in enumerate((0.75, None)):
+        write_metrics(tree, run, [[(0, 4, auc, 2.0, CLIENTS[0][4])]] * 3)
+    tree.change(protocols=(PROTOCOL,), metrics=("accuracy", "auc"))
+    (row,) = read_markdown_rows(tree.render_markdown(), "fed")
+    assert row[:3] == ["fedavg", "50.00 ± 0.00", "75.00 (1 of 2 seeds)"]
+
+
 def test_huge_nll_is_in_scientific_notation(make):
     tree = make_nll_study(make, (67011889239508705263747072.0, 2e25), (0, 1))
     assert " 4.35e+25 ± 3.32e+25 " in tree.render_markdown()
