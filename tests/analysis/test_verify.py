@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from fedpipe.analysis import verify
 from fedpipe.cli.app import app
+from fedpipe.core.components import code_digest
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage import archive, layout, packing
@@ -215,6 +216,16 @@ def test_verify_command_exits_with_1_if_file_is_missing(study: Path) -> None:
     assert "verified" not in result.stdout.splitlines()[-1]
     assert "participants.parquet" in result.stdout
     assert result.stdout.count("are as recorded") == 3
+
+
+def test_verify_does_not_compare_partition_of_other_version_of_scheme(
+    study: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its code may draw other clients, so a difference would mean nothing."""
+    monkeypatch.setattr(code_digest, "compute_code_digest", lambda *_: code_digest.Digest("0" * 12, {}))
+    verdicts = list(verify.verify_runs(list_runs("fedavg"), 0, random.Random(0)))
+    pattern = r"can't be recomputed\. it comes from another version of partition scheme 'dirichlet' \(.*, now 0{12}\)"
+    assert [bool(re.search(pattern, verdict.message)) for verdict in verdicts] == [False, False, True, True]
 
 
 def test_verify_runs_reports_unreadable_partition_and_verifies_rounds(

@@ -297,6 +297,17 @@ def test_substitute_file_with_wrong_shape_is_rejected() -> None:
         download.load_and_save_dataset(section.effective_dataset, section.fetcher)
 
 
+def test_substitute_of_texts_with_images_is_rejected() -> None:
+    images = [encode_image(image.transpose(1, 2, 0)) for image in PIXELS]
+    Path("mirror").mkdir()
+    pd.DataFrame({"image": images, "label": [0, 1, 0, 1, 0, 1]}).to_parquet("mirror/imdb.parquet")
+    section = parser.parse_dataset(
+        {"name": "imdb", "mirror": "mirror", "sha256": compute_file_sha256(Path("mirror/imdb.parquet"))}
+    )
+    with rejects("mirror/imdb.parquet contains images. Use a table with a column text.", ArtifactError):
+        download.load_and_save_dataset(section.effective_dataset, section.fetcher)
+
+
 def test_mirror_prefers_original_files_to_substitute() -> None:
     write_mirror_file("imdb.parquet", b"")
     write_mirror_file("imdb/aclImdb_v1.tar.gz", b"")

@@ -215,6 +215,13 @@ def test_damaged_store_raises_error_with_line(
         RunStore.read(STUDY)
 
 
+def test_store_of_other_encoding_raises_error(files: tuple[Path, Path]) -> None:
+    """An editor has saved it as UTF-16."""
+    files[0].write_text(files[0].read_text(), encoding="utf-16")
+    with pytest.raises(ArtifactError, match=r"table2\.runs\.csv is damaged: it is not text\. Restore .* git"):
+        RunStore.read(STUDY)
+
+
 @pytest.mark.parametrize(("number", "message"), [(0, r"accuracies\.csv, line \d+: .*has no run"), (1, "no accuracies")])
 def test_store_rejects_run_in_only_one_file(files: tuple[Path, Path], number: int, message: str) -> None:
     lines = files[number].read_text().splitlines(keepends=True)

@@ -43,6 +43,20 @@ def test_fairness_and_cost_to_target_match_hand_computed_values(two: Tree) -> No
     assert frame[(frame["protocol"] == "global-on-global") & frame["statistic"].isin(statistics.FAIRNESS_COLUMNS)].empty
 
 
+def test_clients_with_one_test_sample_count_and_clients_without_do_not() -> None:
+    columns = {"run": "a", "round": 1, "protocol": "personal-on-local", "client": [0, 1, 2]}
+    classes = {
+        "hits": [[0, 1], [1, 0], [0, 0]],
+        "support": [[1, 1], [1, 0], [0, 0]],
+        "predicted": [[0, 2], [1, 0], [0, 0]],
+    }
+    metrics = pd.DataFrame(columns | {"correct": [1, 1, 0], "total": [2, 1, 0]} | classes)
+    (fairness,) = statistics.compute_fairness(metrics, ["run"]).to_dict("records")
+    assert (fairness["clients"], fairness["mean"], fairness["lowest"]) == (2, 0.75, 0.5)
+    (row,) = statistics.compute_class_statistics(metrics, ["run"]).to_dict("records")
+    assert row["balanced_accuracy"] == (1 / 2 + 1) / 2
+
+
 def test_cost_to_target_shows_number_of_seeds_that_reach_target(make: Any) -> None:
     tree = make(["fedavg", "local"], seeds=[0, 1])
     for index, right in enumerate((6, 8, 1, 2)):
