@@ -304,6 +304,13 @@ def test_dirichlet_balanced_skips_clients_with_enough_samples(clients: int, alph
     assert late[-1].max() <= 1  # the last client gets the remainder of rounding
 
 
+def test_dirichlet_balanced_draws_again_if_only_large_clients_have_samples_of_class() -> None:
+    """With a small alpha, a class has one client. Here it must be client 1 or 2."""
+    scheme, sizes = DirichletBalanced(alpha=1e-6, minimum=1), np.array([10, 0, 0])
+    draws = [scheme.draw_fractions(sizes, 12, np.random.default_rng(seed)).tolist() for seed in range(20)]
+    assert {tuple(fractions) for fractions in draws} == {(0, 1, 0), (0, 0, 1)}
+
+
 def test_dirichlet_balanced_has_smaller_largest_client_than_dirichlet() -> None:
     plain, balanced = (
         np.mean([np.bincount(assign_clients(scheme, DIGITS, 5, seed), minlength=5).max() for seed in range(40)])
