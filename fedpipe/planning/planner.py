@@ -203,6 +203,23 @@ class _PlanDraft:
             has_several_values = any(len(runs) > 1 for runs in runs_by_rest.values())
             if has_several_values and all(len({*runs}) == 1 for runs in runs_by_rest.values()):
                 yield f"study.grid: '{name}' has no effect, because all of its values give the same runs. Remove it."
+        yield from self._list_warnings_about_several_baselines()
+
+    def _list_warnings_about_several_baselines(self) -> Iterator[str]:
+        """Warn about methods that have no difference, because the grid has several rows of the baseline for each."""
+        report, grid_values = self.study_params.report, self.study_params.study.grid
+        baseline_cells = [cell for cell in self.cells.values() if cell.algorithm == report.baseline]
+        for name in grid_values if "difference" in report.statistics else ():
+            is_varied = len({compute_json_digest(cell.grid[name]) for cell in baseline_cells if name in cell.grid}) > 1
+            if (
+                is_varied
+                and name not in report.best_over
+                and any(name not in cell.grid for cell in self.cells.values())
+            ):
+                yield (
+                    f"report.baseline: the grid varies {name} of {report.baseline}, so methods without it have no "
+                    "difference. List it in report.best_over."
+                )
 
     def add_searches(
         self,

@@ -225,7 +225,7 @@ def _find_baseline_row(
 
     def has_same_grid_values(candidate: Cell) -> bool:
         fixed_values = {name: value for name, value in candidate.grid.items() if name not in plan.report.best_over}
-        return all(name in cell.grid and cell.grid[name] == value for name, value in fixed_values.items())
+        return all(cell.grid[name] == value for name, value in fixed_values.items() if name in cell.grid)
 
     baseline_cells = [each for each in plan.cells if each.algorithm == plan.report.baseline]
     row_keys = {results.get_row_key(plan, each) for each in baseline_cells if has_same_grid_values(each)}

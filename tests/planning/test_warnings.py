@@ -262,6 +262,26 @@ def test_plan_warns_about_name_of_grid_without_effect() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("values", "report", "has_warning"),
+    [
+        ([0.1, 1], {}, True),
+        ([0.1], {}, False),
+        ([0.1, 1], {"best_over": ["algorithms.fedprox.mu"]}, False),
+        ([0.1, 1], {"statistics": ["lowest"]}, False),
+        ([0.1, 1], {"baseline": "fedavg"}, False),
+    ],
+)
+def test_plan_warns_about_baseline_with_several_rows(
+    values: list[float], report: dict[str, Any], has_warning: bool
+) -> None:
+    study = {"algorithms": ["fedavg", "fedprox"], "grid": {"algorithms.fedprox.mu": values, "partition.alpha": [1, 2]}}
+    report = {"statistics": ["difference"], "baseline": "fedprox"} | report
+    warnings = list_warnings(studies.settings() | {"study": study, "report": report})
+    message = "report.baseline: the grid varies algorithms.fedprox.mu of fedprox, so methods without it have no"
+    assert [warning.startswith(message) for warning in warnings] == [True] * has_warning
+
+
 def test_plan_warnings_are_distinct_and_cover_grid_points() -> None:
     grid = {"partition.alpha": [0.3, 1.0], "algorithms.x.after": [1, 4, 9]}
     warnings = list_warnings(

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
+from matplotlib.image import imread
 from matplotlib.text import Text
 
 from fedpipe.core.storage import files, layout
@@ -81,6 +82,21 @@ def test_curves_figure_labels_coinciding_lines(make):
     first, second = plot_curves(tree).axes
     assert [text.get_text() for text in first.texts] == ["fedavg = feddw"]
     assert [text.get_text() for text in second.texts] == ["fedavg = feddw = other"]
+
+
+def test_equalities_in_low_panel_are_below_each_other(make):
+    names = ["fedavg", "a method with a long name", "another method with a long name", "feddw"]
+    tree = make(names, [0], {"partition.alpha": [number / 10 for number in range(1, 13)]})
+    for index, run in enumerate(tree.runs):
+        right = 3 if run.algorithm in names[:2] else 4
+        tree.write(index, [{"global-on-global": [(right, 10)]}] * 3)
+    figure = plot_curves(tree)
+    (text,) = figure.axes[0].texts
+    assert text.get_text().split("\n") == [
+        "fedavg = a method with a long name",
+        "another method with a long name =",
+        "feddw",
+    ]
 
 
 def test_panel_title_shows_equality_with_fedavg(make):
@@ -335,11 +351,13 @@ def test_curves_figure_of_one_round_has_markers_and_integer_tick(make, algorithm
     assert [tick for tick in ax.get_xticks() if low <= tick <= high] == [1]
 
 
-def test_curves_figure_without_accuracies_is_empty(make):
+def test_curves_figure_without_accuracies_has_note(make):
     tree = make(["local"], [0])
     tree.write(0, [{}])
     figure = plot_curves(tree)
     assert not [line for ax in figure.axes for line in ax.lines]
+    assert figure.get_supxlabel() == "No method has a model of these protocols, so there are no curves."
+    check_page(figure, NEURIPS)
 
 
 def test_panel_without_finite_values_keeps_axis_limits(make):
@@ -390,6 +408,21 @@ def test_partition_figure_of_many_clients_has_color_bar_without_numbers():
     cells, _, bar = partition.build_partition_figure(np.ones((100, 10), dtype=np.int64), SETTINGS, NEURIPS).axes
     assert not cells.texts
     assert bar.get_ylabel() == "samples of a class"
+
+
+@pytest.mark.parametrize("width", style.PAGES)
+def test_partition_figure_of_a_thousand_clients_has_visible_bar_of_each(width, tmp_path):
+    """A bar lower than a pixel would vanish if its edges were rounded to pixels."""
+    page = style.PAGES[width]
+    figure = partition.build_partition_figure(np.ones((1000, 10), dtype=np.int64), SETTINGS, page)
+    style.save_figure(figure, tmp_path / "figure", page)
+    pixels = imread(tmp_path / "figure.png")
+    height, width_in_pixels, _ = pixels.shape
+    box = figure.axes[1].get_position()
+    rows = slice(round(height * (1 - box.y1)), round(height * (1 - box.y0)))
+    column = pixels[rows, round(width_in_pixels * (box.x0 + box.width / 4)), :3]
+    assert len(column) > 500
+    assert (column < 0.9).any(axis=1).mean() > 0.9  # except the margins
 
 
 def read_tick_labels(axis):

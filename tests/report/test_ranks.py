@@ -99,6 +99,19 @@ def test_compare_ranks_uses_equal_infinite_scores_as_equal_finite_scores(rank_te
     assert results[1] == pytest.approx(results[0])
 
 
+def test_means_of_equal_sums_are_ties():
+    """The means of 331, 333 and 338 correct samples differ in the last bit between their orders."""
+    first, second = (
+        np.mean([100 * (count / 360) for count in counts]) for counts in ((331, 333, 338), (338, 331, 333))
+    )
+    assert first != second
+    comparison = ranks.compare_ranks(
+        ("a", "b", "c", "d"), np.array([[first] * 2, [second] * 2, [first] * 2, [1, 1]]), 1, "nemenyi"
+    )
+    assert comparison.mean_ranks.tolist() == [2, 2, 2, 4]
+    assert comparison.statistic == pytest.approx(6)
+
+
 @pytest.mark.parametrize("rank_test", ["nemenyi", "holm"])
 def test_compare_ranks_with_negative_sign_prefers_lower_scores(rank_test):
     comparison = ranks.compare_ranks(NAMES, DEMSAR, 1, rank_test)

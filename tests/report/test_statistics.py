@@ -104,6 +104,14 @@ def test_difference_is_omitted_if_grid_varies_baseline(make: Any) -> None:
     assert "difference" not in set(tree.data.statistics["statistic"])
 
 
+def test_difference_exists_if_grid_has_one_value_of_baseline(make: Any) -> None:
+    tree = make(["fedavg", "feddw"], seeds=[0], grid={"algorithms.fedavg.other": [1]})
+    tree.write_all([{"global-on-global": [(3 + index, 10)]}] for index in range(2))
+    tree.change(report=ALL_STATISTICS)
+    (row,) = select_rows(tree.data.statistics, statistic="difference").to_dict("records")
+    assert (row["algorithm"], row["mean"]) == ("feddw", pytest.approx(10))
+
+
 def test_difference_of_one_seed_has_no_interval(make: Any) -> None:
     tree = make(["fedavg", "feddw"], seeds=[0])
     tree.write_all([{"global-on-global": [(3 + index, 10)]}] for index in range(2))

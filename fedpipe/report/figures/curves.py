@@ -66,6 +66,9 @@ def build_curves_figure(plan: Plan, frame: pd.DataFrame, metric: Metric = "accur
     with style.use_matplotlib_style(page):
         seeds = len(plan.seeds)
         mean_note = f"Mean of {seeds} seeds. Band: one standard deviation." if seeds > 1 else "One seed."
+        if frame.empty:
+            note = "No method has a model of these protocols, so there are no curves."
+            return style.add_notes(Figure(figsize=(page.width, 5 * page.em_in_inches)), [note])
         sentences = [mean_note, *plan.held_out_notes, *plan.drift_notes, *overrides]
         return style.add_notes(build(page, frame, lines, protocols, metric), sentences)
 
@@ -89,10 +92,10 @@ def _build_curve_panels(
             _plot_curve(ax, line_rows, name, metric, **line_style)
         title = format_metric_label(protocol, metric).replace(" (", "\n(")
         ax.set_title(_wrap_title(title, point, page.characters_per_line // columns - 4))
-        for group_index, group in enumerate(_find_equal_lines(panel)):
-            text = textwrap.fill(" = ".join(lines[name] for name in group), 34)
-            y = 0.02 + 0.09 * group_index
-            ax.text(0.99, y, text, transform=ax.transAxes, ha="right", va="bottom", fontsize="small")
+        equal_titles = [" = ".join(lines[name] for name in group) for group in _find_equal_lines(panel)]
+        if equal_titles:
+            text = "\n".join(textwrap.fill(title, 34) for title in equal_titles)
+            ax.text(0.99, 0.02, text, transform=ax.transAxes, ha="right", va="bottom", fontsize="small")
     _format_axes(page, figure, axes, len(panels), protocols, frame["round"], metric)
     handles = style.get_legend_handles(figure)
     if len(lines) > 1:

@@ -77,7 +77,8 @@ def build_partition_figure(
         style.label_axis_with_names(cells.xaxis, class_names, int(cells_width))
         style.label_axis_with_names(cells.yaxis, client_names, page.characters_per_line, max_names=max_ticks[1])
         colors = [HELD_OUT_COLOR if client in held_out else style.COLORS[0] for client in range(clients)]
-        bars.barh(range(clients), counts.sum(axis=1), color=colors, height=0.75)
+        bar_height = 0.75 if row_height >= 1 else 1  # narrow bars have no gaps, and stay visible without snapping
+        bars.barh(range(clients), counts.sum(axis=1), color=colors, height=bar_height, snap=False)
         bars.set_xlabel("samples")
         bars.grid(visible=False, axis="y")
         bars.tick_params(left=False)
