@@ -13,7 +13,6 @@ import torch
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.algorithms.batch import State
 from fedpipe.algorithms.uploads import Uploads
-from fedpipe.core import rng
 from fedpipe.engine import contract
 from fedpipe.engine.blocks import Block
 from fedpipe.engine.server.server import call_server_hooks
@@ -34,8 +33,7 @@ def select_participants(
             participants = algorithm.select_participants(server, torch.tensor(sizes))
         if participants is not None:
             return contract.validate_participants(algorithm, participants)
-    federation, draw = algorithm.federation, rng.make_generator(seed, "participants", round_number)
-    return sorted(draw.choice(federation.clients, federation.participants, replace=False).tolist())
+    return algorithm.federation.draw_participants(seed, round_number)
 
 
 def compute_aggregation_weights(federation: Federation, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

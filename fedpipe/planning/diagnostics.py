@@ -146,11 +146,14 @@ def _check_perplexity(study_params: Params, name: str, diagnostic: Features) -> 
     changed_keys = {key for point in iterate_grid_points(study_params) for key in point.changes}
     if any(is_key_within_section(key, "dataset") for key in changed_keys):
         return
-    vectors = diagnostic.samples + study_params.dataset.dataset_info.classes
+    dataset, info, samples = study_params.dataset, study_params.dataset.dataset_info, diagnostic.samples
+    if dataset.split == "official" and not study_params.partition.has_fixed_splits:
+        samples = min(samples, info.tests * (dataset.subset or info.size) // info.size)
+    vectors = samples + info.classes
     if diagnostic.perplexity >= vectors:
         raise SettingsError(
             f"diagnostics.{name}.perplexity: {diagnostic.perplexity:g} can't be used with {vectors} vectors, "
-            f"{diagnostic.samples} samples and a row of the head for each class. Use less than {vectors}."
+            f"{samples} test samples and a row of the head for each class. Use less than {vectors}."
         )
 
 

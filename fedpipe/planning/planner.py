@@ -36,7 +36,7 @@ from fedpipe.data import store
 from fedpipe.planning import completion, diagnostics, grid, partition, search
 from fedpipe.planning.new_clients import check_new_clients, check_reported_clients, list_reported_protocols
 from fedpipe.planning.plan import Cell, Plan, PlannedRun, add_run
-from fedpipe.planning.rank_test import check_rank_test
+from fedpipe.planning.rank_test import check_rank_test, list_warnings_about_several_baselines
 from fedpipe.planning.run_settings import RunSettings
 from fedpipe.planning.rungs import TUNED, TUNING, UNTUNED, Candidate, DrawPlanner, PlannedSearch, PlannedTuning, Rung
 from fedpipe.settings import loader, methods, parser
@@ -203,23 +203,7 @@ class _PlanDraft:
             has_several_values = any(len(runs) > 1 for runs in runs_by_rest.values())
             if has_several_values and all(len({*runs}) == 1 for runs in runs_by_rest.values()):
                 yield f"study.grid: '{name}' has no effect, because all of its values give the same runs. Remove it."
-        yield from self._list_warnings_about_several_baselines()
-
-    def _list_warnings_about_several_baselines(self) -> Iterator[str]:
-        """Warn about methods that have no difference, because the grid has several rows of the baseline for each."""
-        report, grid_values = self.study_params.report, self.study_params.study.grid
-        baseline_cells = [cell for cell in self.cells.values() if cell.algorithm == report.baseline]
-        for name in grid_values if "difference" in report.statistics else ():
-            is_varied = len({compute_json_digest(cell.grid[name]) for cell in baseline_cells if name in cell.grid}) > 1
-            if (
-                is_varied
-                and name not in report.best_over
-                and any(name not in cell.grid for cell in self.cells.values())
-            ):
-                yield (
-                    f"report.baseline: the grid varies {name} of {report.baseline}, so methods without it have no "
-                    "difference. List it in report.best_over."
-                )
+        yield from list_warnings_about_several_baselines(self.study_params.report, [*self.cells.values()])
 
     def add_searches(
         self,
@@ -236,7 +220,7 @@ class _PlanDraft:
         values_by_label = tune.draw_values([*params_by_label])
         for label, params in params_by_label.items():
             with grid.add_location_to_errors(point.locations):
-                search.check_rungs(tune, params)
+                search.check_rungs(tune, params, label)
             grid_values = self._select_grid_values(point, label, params)
             name = compute_json_digest([label, grid_values])
             if name in self.searches:

@@ -1,12 +1,14 @@
-"""The size of the table that `report.rank_test` needs."""
+"""Checks of the tests in section `report`: the size of the table that `rank_test` needs, and rows of the baseline."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 
 from fedpipe.core.errors import SettingsError
-from fedpipe.planning.plan import Plan
-from fedpipe.settings.report import SIGNIFICANCE_LEVEL, RankTest
+from fedpipe.core.hashing import compute_json_digest
+from fedpipe.planning.plan import Cell, Plan
+from fedpipe.settings.report import SIGNIFICANCE_LEVEL, RankTest, Report
 
 MIN_METHODS, MIN_COLUMNS = 3, 2  #: numbers from which Friedman's test is defined
 NEMENYI_COLUMNS = 3  #: with two, the critical difference is larger than any difference of mean ranks
@@ -40,3 +42,17 @@ def count_columns_for_significance(rank_test: RankTest, methods: int) -> int:
     if rank_test == "holm":  # the smallest p-value of a signed-rank test of N columns is 2 / 2^N
         return math.floor(math.log2(2 * math.comb(methods, 2) / SIGNIFICANCE_LEVEL)) + 1
     return NEMENYI_COLUMNS  # Friedman's test is significant, too: its statistic is N (k - 1), which is 6 or more
+
+
+def list_warnings_about_several_baselines(report: Report, cells: Sequence[Cell]) -> Iterator[str]:
+    """List warnings about methods without differences, because the grid has several rows of the baseline for each."""
+    baseline_cells = [cell for cell in cells if cell.algorithm == report.baseline]
+    if "difference" not in report.statistics:
+        return
+    for name in dict.fromkeys(name for cell in baseline_cells for name in cell.grid if name not in report.best_over):
+        values = {compute_json_digest(cell.grid[name]) for cell in baseline_cells if name in cell.grid}
+        if len(values) > 1 and any(name not in cell.grid for cell in cells):
+            yield (
+                f"report.baseline: the grid varies {name} of {report.baseline}, so methods without it have no "
+                "difference. List it in report.best_over."
+            )

@@ -70,8 +70,8 @@ def check_tune_section(study_params: Params, preset_changes: dict[str, Any], gri
         )
 
 
-def check_rungs(tune: Tune, params: Params) -> None:
-    """Require that the rungs fit the rounds and the evaluation of the settings at a point of the grid."""
+def check_rungs(tune: Tune, params: Params, label: str) -> None:
+    """Require that the rungs fit the rounds and the evaluation of a method's settings at a point of the grid."""
     rounds, every = params.federation.rounds, params.evaluation.every
     if tune.rungs[-1] > rounds:
         raise SettingsError(
@@ -79,6 +79,8 @@ def check_rungs(tune: Tune, params: Params) -> None:
             f"at most {rounds}."
         )
     for rung in tune.rungs:
+        if get_ranking_protocol(tune, params, label).startswith("finetuned"):
+            params.federation.require_rate_of_finetuning(rung)
         if rung % every:
             raise SettingsError(
                 f"tune.rungs: round {rung} is not evaluated, because evaluation.every is {every}. Use multiples of "

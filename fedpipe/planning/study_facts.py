@@ -20,7 +20,9 @@ from fedpipe.data.datasets.base import DatasetInfo
 from fedpipe.models.base import FunctionalNetwork, Model, seed_generator
 from fedpipe.models.purity import compute_example_logits
 from fedpipe.planning.diagnostics import is_cell_selected
+from fedpipe.planning.grid import add_location_to_errors
 from fedpipe.planning.plan import Cell
+from fedpipe.settings.diagnostics import HeadNorms, Locals
 from fedpipe.settings.params import Params
 
 MINIMUM_RELATIVE_RATE = 1e-12  #: smallest rate of a round, over the base rate, that is not 0 except for rounding
@@ -125,12 +127,36 @@ def require_models_of_diagnostics(algorithm: Algorithm, params: Params, cell: Ce
                 f"diagnostics.{name}: {diagnostic.kind} can't be used with {label}, which has no global model. Leave "
                 f"{label} out of diagnostics.{name}.algorithms."
             )
+        for number in diagnostic.rounds:
+            round_number = cell.rounds if number == "last" else number
+            if isinstance(diagnostic, HeadNorms) and "finetuned" in diagnostic.models:
+                with add_location_to_errors([f"diagnostics.{name}.models"]):
+                    params.federation.require_rate_of_finetuning(round_number)
+            if isinstance(diagnostic, Locals):
+                _require_participants(algorithm, params, cell, diagnostic, f"diagnostics.{name}.clients", round_number)
         network = _build_empty_network(algorithm, params) if diagnostic.needs_linear_head else None
         if network and "head.weight" not in _make_empty_model(network):
             raise SettingsError(
                 f"diagnostics.{name}: {diagnostic.kind} can't be used with {label}, whose models have no head.weight. "
                 f"Use a model with a linear head, or leave {label} out of diagnostics.{name}.algorithms."
             )
+
+
+def _require_participants(
+    algorithm: Algorithm, params: Params, cell: Cell, diagnostic: Locals, key: str, round_number: int
+) -> None:
+    """Require that the clients of a diagnostic train in a round. A method's own rule is known only in the round."""
+    federation = params.federation
+    held_out = federation.draw_held_out_clients(cell.seed)
+    clients = [client for client in range(federation.clients) if client not in held_out]
+    if type(algorithm).select_participants is Algorithm.select_participants:
+        positions = federation.exclude_held_out_clients().draw_participants(cell.seed, round_number)
+        clients = [clients[position] for position in positions]
+    if missing := [client for client in diagnostic.clients or () if client not in clients]:
+        raise SettingsError(
+            f"{key}: with seed {cell.seed}, client {missing[0]} does not train in round {round_number}. Use "
+            f"participants, {clients}, or remove the key to analyze all of them."
+        )
 
 
 def list_missing_accuracy_warnings(algorithm: Algorithm, label: str, params: Params) -> list[str]:

@@ -69,7 +69,7 @@ def build_report_sections(data: StudyData) -> list[str | TextTable]:
     """Build paragraphs and tables of the report, in order."""
     plan, rows = data.plan, []
     seeds = table_notes.format_seed_counts(plan)
-    run_counts = Counter(results.get_row_key(plan, cell) for cell in plan.cells)
+    run_counts = Counter[tuple[Hashable, ...]](results.get_row_key(plan, cell) for cell in plan.cells)
     cells_by_row: dict[tuple[Hashable, ...], list[dict[Hashable, Any]]] = {}
     for cell in data.reported_rows.to_dict("records"):  # a frame per row takes ten times as long
         cells_by_row.setdefault(tuple(cell[name] for name in plan.row_key_columns), []).append(cell)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 from pydantic import Field, field_validator, model_validator
 
 from fedpipe.core import rng
+from fedpipe.core.errors import SettingsError
 from fedpipe.settings.base import Choice, ClientNumber, Section, check_and_sort_clients, make_field_omitted_at_default
 from fedpipe.settings.drift import Drift
 
@@ -238,6 +239,14 @@ class Federation(Section):
         learning_rate = self.schedule.compute_learning_rate(self.learning_rate, round_number)
         return self.model_copy(update={"learning_rate": learning_rate, "schedule": Schedule()})
 
+    def require_rate_of_finetuning(self, round_number: int) -> None:
+        """Reject a schedule with which models do not change if they are finetuned after a round."""
+        if self.learning_rate and not self.with_round_learning_rate(round_number + 1).learning_rate:
+            raise SettingsError(
+                f"federation.schedule: after round {round_number} the learning rate is 0, so finetuned models would "
+                "not change. Use a minimum above 0, or another period."
+            )
+
     def count_epochs(self, num_samples: int, steps: int | None = None) -> float:
         """Epochs of a client in a round, given its number of samples. It may be a fraction with local_steps.
 
@@ -272,6 +281,11 @@ class Federation(Section):
             return self.held_out
         order = rng.make_generator(seed, "held-out").permutation(self.clients)
         return tuple(sorted(order[: self.num_held_out_clients].tolist()))
+
+    def draw_participants(self, seed: int, round_number: int) -> list[int]:
+        """Draw the participants of a round in ascending order, without held-out clients."""
+        draw = rng.make_generator(seed, "participants", round_number)
+        return sorted(draw.choice(self.clients, self.participants, replace=False).tolist())
 
     def exclude_held_out_clients(self, extra: int = 0) -> Federation:
         """Copy for an algorithm, whose clients are those that are not held out, and ``extra`` ones."""

@@ -191,10 +191,13 @@ class Params(Section):
                 "federation.drift.kind: rotation can't be used with model.frozen: true, because the features of the "
                 "images are computed once, before they rotate. Use labels, or set model.frozen to false."
             )
-        kept_protocols = {"kept-on-local", "kept-on-validation"}.intersection(self.evaluation.protocols)
+        keys: dict[str, str] = dict.fromkeys(self.evaluation.protocols, "evaluation.protocols")
+        keys |= {self.tune.by: "tune.by"} if self.tune else {}
+        kept_protocols = {"kept-on-local", "kept-on-validation"} & keys.keys()
         if kept_protocols and federation.participants < federation.clients - federation.num_held_out_clients:
+            protocol = min(kept_protocols)
             raise SettingsError(
-                f"evaluation.protocols: {min(kept_protocols)} can't be used with federation.drift and "
+                f"{keys[protocol]}: {protocol} can't be used with federation.drift and "
                 f"federation.participation {federation.participation}, because a kept model is measured only after "
                 "its client trains. Use a personal, trained or global protocol, or federation.participation 1."
             )
@@ -336,12 +339,7 @@ class Params(Section):
         """Require that models change when they are finetuned, and that the last round is evaluated."""
         federation, every = self.federation, self.evaluation.every
         if any(protocol.startswith("finetuned") for protocol in self.evaluation.protocols):
-            next_round = federation.rounds + 1
-            if federation.learning_rate and not federation.with_round_learning_rate(next_round).learning_rate:
-                raise SettingsError(
-                    f"federation.schedule: after round {federation.rounds} the learning rate is 0, so finetuned models "
-                    "would not change. Use a minimum above 0, or another period."
-                )
+            federation.require_rate_of_finetuning(federation.rounds)
         if federation.rounds % every:
             raise SettingsError(
                 f"evaluation.every: {every} does not divide federation.rounds ({federation.rounds}), so the last round "

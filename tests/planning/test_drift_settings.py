@@ -42,6 +42,16 @@ def test_kept_on_local_protocol_with_drift_needs_full_participation() -> None:
         make_plan(drift, KEPT)
     make_plan(drift, ("kept-on-global",))
     make_plan(None, KEPT)
+    tune = {
+        "over": {"federation.learning_rate": {"log": [0.1, 0.2]}},
+        "draws": 2,
+        "rungs": [2],
+        "by": "kept-on-validation",
+    }
+    sections = {"tune": tune | {"seeds": [7]}, "dataset": {"validation_fraction": 0.2}}
+    with rejects("tune.by: kept-on-validation ... participation 0.5"):
+        make_plan(drift, **sections)
+    make_plan(drift, **sections, federation={"participation": 1.0})
     make_plan(drift, (*KEPT, "personal-on-local"), federation={"participation": 1.0, "held_out": 0.2})
 
 

@@ -17,6 +17,7 @@ from fedpipe.planning.rungs import RankedDraw, Rung, RungSearch, select_continui
 from fedpipe.report import forecast
 from fedpipe.settings.tune import Tune
 from tests import small_studies as studies
+from tests.errors import rejects
 
 pytestmark = pytest.mark.usefixtures("in_empty_folder")
 
@@ -97,6 +98,15 @@ def test_search_draws_cover_range_evenly() -> None:
 
 
 # -- plan --------------------------------------------------------------------------------------------------------------
+
+
+def test_search_by_finetuned_models_needs_learning_rate_after_each_rung() -> None:
+    """With rate 0, fine-tuning would change nothing, so that draws would be ranked by their personal models."""
+    federation = {"rounds": 4, "schedule": {"name": "cosine", "period": 2}}
+    plan_study({"by": "finetuned-on-validation", "rungs": [1, 3]}, federation=federation)
+    with rejects("federation.schedule: after round 2 the learning rate is 0, so finetuned models would not change"):
+        plan_study({"by": "finetuned-on-validation", "rungs": [1, 2]}, federation=federation)
+    plan_study({"rungs": [1, 2]}, federation=federation)
 
 
 def test_search_has_same_number_of_draws_for_each_method() -> None:

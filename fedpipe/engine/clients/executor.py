@@ -244,7 +244,7 @@ class ClientPass:
         can_overwrite: bool = False,
     ) -> None:
         self._algorithm, self._training = algorithm, training
-        self._compute_gradient_and_loss, self._can_overwrite = differentiate, can_overwrite
+        self._compute_gradient_and_loss, self.can_overwrite = differentiate, can_overwrite
         self._optimizer, self._optimizer_part = build_optimizer(algorithm.federation), f"optimizer/{training.stream}"
         buffer_names = set(algorithm.net.buffer_names)
         names = training.get_trained_part_tensors(client) if training.only is None else training.only
@@ -264,11 +264,11 @@ class ClientPass:
 
     def take_step(self, client: State, batch: Batch) -> State:
         """Take a step on a batch, and update the running statistics."""
-        gradient = _BatchGradient(self, client, batch)
+        gradient = BatchGradient(self, client, batch)
         if self._training.step is not None:
             client = contract.call_pass_function(self._algorithm, self._training.step, client, batch, gradient)
         else:
-            client = self.apply_gradient(client, gradient(client), self._can_overwrite)
+            client = gradient.take_optimizer_step(client)
         return client | {part: client[part] | values for part, values in gradient.statistics.items() if values}
 
     def needs_another_epoch(self, client: State) -> Tensor:
@@ -295,13 +295,13 @@ class ClientPass:
 
         gradient, results = self._compute_gradient_and_loss(compute_loss, group.only(self._names))
         if training.pull is not None and training.pull.strength:
-            target, out_tensors = client[training.pull.to], gradient if self._can_overwrite else {}
+            target, out_tensors = client[training.pull.to], gradient if self.can_overwrite else {}
             alpha = training.pull.strength
             gradient = Tensors(
                 (name, torch.add(g, group[name] - target[name], alpha=alpha, out=out_tensors.get(name)))
                 for name, g in gradient.items()
             )
-        return gradient.clipped(training.clip, self._can_overwrite), results
+        return gradient.clipped(training.clip, self.can_overwrite), results
 
     def apply_gradient(self, client: State, gradient: Tensors, can_overwrite: bool = False) -> State:
         """Take a step of the federation's optimizer, which may overwrite the gradient."""
@@ -355,8 +355,8 @@ class ClientPass:
         return net.mode.activate(True, batch.mask, batch.noise_key, *own_buffers, net.is_bfloat16)
 
 
-class _BatchGradient(Gradient):
-    """The gradient function of a custom step."""
+class BatchGradient(Gradient):
+    """The gradient function of a step."""
 
     def __init__(self, client_pass: ClientPass, client: State, batch: Batch) -> None:
         self._pass, self._client, self._batch = client_pass, client, batch
@@ -376,3 +376,7 @@ class _BatchGradient(Gradient):
     @override
     def descend(self, client: State, gradient: Tensors) -> State:
         return self._pass.apply_gradient(client, gradient)
+
+    def take_optimizer_step(self, client: State) -> State:
+        """Take the step of a pass without a custom one."""
+        return self._pass.apply_gradient(client, self(client), self._pass.can_overwrite)

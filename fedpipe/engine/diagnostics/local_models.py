@@ -23,7 +23,7 @@ from fedpipe.algorithms.passes import Gradient, Pass, Train
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.tensors import Tensors
 from fedpipe.engine import contract, replay
-from fedpipe.engine.clients.executor import BUFFERS, ClientTask, Executor, Outcome
+from fedpipe.engine.clients.executor import BUFFERS, BatchGradient, ClientTask, Executor, Outcome
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.engine.clients.loop import ClientRun
 from fedpipe.engine.run import Run
@@ -165,7 +165,9 @@ def _is_diagnostic_part(part: str) -> bool:
 
 
 def _take_optimizer_step(client: State, batch: Batch, gradient: Gradient) -> State:
-    return gradient.descend(client, gradient(client))
+    """Take the step of a pass without a custom one. `Gradient.descend` would round clipped gradients in another way."""
+    assert isinstance(gradient, BatchGradient)
+    return gradient.take_optimizer_step(client)
 
 
 class _CollectingExecutor(Executor):

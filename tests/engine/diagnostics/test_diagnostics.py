@@ -282,6 +282,13 @@ def test_step_traces_contain_only_steps_of_training() -> None:
     assert counts == {client: len(list(list_batches(run, client, AT))) for client in run.select_participants(AT)}
 
 
+@pytest.mark.parametrize("stack", [1, 3])
+@pytest.mark.parametrize("label", ["fedprox", "fedper"])
+def test_step_traces_repeat_clipped_steps_bit_by_bit(label: str, stack: int) -> None:
+    run = run_study(label, stack, federation={"clip_norm": 0.1})
+    assert len(step_traces.compute_table(run, AT, {"clients": None}))
+
+
 def compute_class_fractions(net: Any) -> list[float]:
     norms = net.head.weight.detach().norm(dim=1)
     result: list[float] = (norms / norms.sum()).tolist()

@@ -11,6 +11,7 @@ from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import files
 from fedpipe.planning import planner
 from fedpipe.planning.plan import Plan
+from fedpipe.settings.federation import Federation
 from tests import small_studies as studies
 from tests.errors import rejects
 from tests.small_studies import run_command
@@ -101,7 +102,7 @@ def test_diagnostics_select_rounds_algorithms_seeds_and_grid_points() -> None:
         ({"kind": "surface", "points": 2}, r"^diagnostics\.n\.points: 2 "),
         (
             {"kind": "features", "samples": 20, "algorithms": ["fedavg"]},
-            r"^diagnostics\.n\.perplexity: 30 .* 30 vectors, 20 samples .* less than 30",
+            r"^diagnostics\.n\.perplexity: 30 .* 30 vectors, 20 test samples .* less than 30",
         ),
     ],
     ids=str,
@@ -179,6 +180,44 @@ def test_plan_allows_perplexity_below_number_of_vectors() -> None:
     assert plan_study({"n": entry}).diagnostics
     grid = {"dataset.subset": [200, 300]}
     assert plan_study({"n": entry | {"perplexity": 30}}, study={"algorithms": ["fedavg"], "grid": grid}).diagnostics
+
+
+def test_plan_rejects_perplexity_that_small_subset_does_not_allow() -> None:
+    """A fifth of the samples are test samples. With split pooled, only the job counts them."""
+    entry = {"kind": "features", "algorithms": ["fedavg"]}
+    dataset = {"subset": 60}
+    with rejects("diagnostics.n.perplexity: 30 ... 22 vectors, 12 test samples ... less than 22"):
+        plan_study({"n": entry}, dataset=dataset)
+    assert plan_study({"n": entry | {"perplexity": 20}}, dataset=dataset).diagnostics
+    assert plan_study({"n": entry}, dataset=dataset | {"split": "pooled"}).diagnostics
+
+
+def test_plan_rejects_clients_that_do_not_train_in_round() -> None:
+    """Participants depend on the round and the seed. A client that is held out never trains."""
+    federation = {"clients": 6, "participation": 0.5}
+    study = {"algorithms": ["fedavg"], "seeds": [3, 5]}
+    rng_draws = {seed: Federation(**federation).draw_participants(seed, 2) for seed in (3, 5)}
+    (common, *_), (absent, *_) = {*rng_draws[3]} & {*rng_draws[5]}, {*range(6)} - {*rng_draws[5]}
+    entry = {"kind": "locals", "rounds": [2]}
+    assert plan_study({"n": entry | {"clients": [common]}}, federation=federation, study=study).diagnostics
+    with rejects(f"diagnostics.n.clients: with seed ... client {absent} does not train in round 2 ... participants"):
+        plan_study({"n": entry | {"clients": [absent]}}, federation=federation, study=study)
+    all_others = {"clients": 6, "participation": 1.0, "held_out": [1, 4]}
+    assert plan_study({"n": entry | {"clients": [0, 5]}}, federation=all_others, study=study).diagnostics
+    with rejects("diagnostics.n.clients: with seed 3, client 4 does not train ... participants, [0, 2, 3, 5]"):
+        plan_study({"n": entry | {"clients": [0, 4]}}, federation=all_others, study=study)
+
+
+@pytest.mark.parametrize(("rounds", "has_rate"), [([1], True), ([1, 4], False), (["last"], False)])
+def test_plan_rejects_finetuned_norms_after_round_with_rate_0(rounds: list[Any], has_rate: bool) -> None:
+    federation = {"schedule": {"name": "cosine", "period": 4}}
+    entry = NORMS | {"rounds": rounds, "models": ["trained", "finetuned"]}
+    if has_rate:
+        assert plan_study({"n": entry}, federation=federation).diagnostics
+        return
+    with rejects("federation.schedule: after round ... learning rate is 0 ... (diagnostics.n.models)"):
+        plan_study({"n": entry}, federation=federation)
+    assert plan_study({"n": entry | {"models": ["trained"]}}, federation=federation).diagnostics
 
 
 def test_plan_rejects_diagnostic_of_missing_grid_point() -> None:
