@@ -118,7 +118,7 @@ def forecast_remaining_work(*plans: NewPlan) -> Forecast:
             clients = 0  # those of clients that have not trained are counted already
         stored_bytes += states * run_rates.server + (states * run.participants + clients) * run_rates.client
         traffic_bytes += rounds * run.participants * run_rates.sent
-    parallel_runs = max(min(os.cpu_count() or 1, len(seconds)), 1)
+    parallel_runs = max(min(count_available_cores(), len(seconds)), 1)
     return Forecast(
         len(remaining_runs),
         total_rounds,
@@ -129,6 +129,11 @@ def forecast_remaining_work(*plans: NewPlan) -> Forecast:
         traffic_bytes,
         has_incomplete_search and len(remaining_runs) < len({run.path for plan in plans for run in plan.runs}),
     )
+
+
+def count_available_cores() -> int:
+    """Number of cores that this process may use, as Snakemake counts them."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _assume_search_results(plan: NewPlan) -> NewPlan:
@@ -159,7 +164,7 @@ def _load_mean_rates(requested_kinds: set[RunKind]) -> dict[RunKind, Rates]:
     for marker in sorted(markers, key=lambda path: path.stat().st_mtime, reverse=True):
         if all(len(rates_by_kind.get(kind, ())) >= RUNS_PER_KIND for kind in requested_kinds):
             break
-        with suppress(UserError, OSError, LookupError, TypeError, ValueError):
+        with suppress(UserError, OSError, LookupError, TypeError, ValueError, ArithmeticError):
             files = RunFiles(marker.parent.parent.parent)
             settings = RunSettings.read_unchecked(files.settings)
             kind = RunKind.from_settings(settings)

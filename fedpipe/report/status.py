@@ -252,7 +252,7 @@ def _read_run_progress(
         curves = _read_merged_accuracy_curves(merged_files, merged_files.marker.absolute(), modification_time)
         try:
             seconds = _average_round_seconds(read_json(merged_files.times)["rounds"][-RECENT_ROUNDS:])
-        except (LookupError, TypeError):
+        except (LookupError, TypeError, AttributeError):
             raise make_unreadable_file_error(merged_files.times, "its field rounds is missing or damaged") from None
     else:
         state = _get_state_of_incomplete_run(files, complete_rounds, jobs, snakemake_start)

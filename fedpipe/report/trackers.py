@@ -17,13 +17,15 @@ from typing import Any
 from typing_extensions import override
 
 from fedpipe.core.callbacks import Callback, RunInfo
-from fedpipe.core.storage import layout
+from fedpipe.core.storage import layout, packing
 from fedpipe.core.storage.files import read_json, read_parquet, table_to_frame
 from fedpipe.core.storage.layout import RunFiles
+from fedpipe.core.storage.locks import lock_file
 from fedpipe.core.yaml_text import flatten_mapping
 
 PARTICIPANTS = "participants"  #: a number of every round, whose last step is the last round of a record
 WANDB_FINISH_TIMEOUT = 60.0  #: seconds until W&B stops to upload at the end of a job, if the user has not set it
+MLFLOW_LOCK = packing.PACK_LOCK.with_name("mlflow.lock")  #: lock for opening a record, which git and DVC ignore
 RUN_TAG, GROUP_TAG = "fedpipe.run", "fedpipe.group"  #: tags of a run in MLflow
 
 
@@ -105,13 +107,14 @@ class MLflow(Tracker):
     def start_logging(self, run: RunInfo) -> int:
         self._mlflow = mlflow = importlib.import_module("mlflow")
         has_name = f"tags.`{RUN_TAG}` = '{run.name}'"
-        found_runs = mlflow.search_runs(filter_string=has_name, output_format="list", max_results=1)
-        found_id = found_runs[0].info.run_id if found_runs else None
-        history = mlflow.MlflowClient().get_metric_history(found_id, PARTICIPANTS) if found_id else []
-        last_round = max((metric.step for metric in history), default=0)
-        if last_round > run.completed_rounds:  # the run's files were deleted, so it is a new record with new numbers
-            found_id, last_round = None, 0
-        mlflow.start_run(run_id=found_id, run_name=run.name, tags={RUN_TAG: run.name, GROUP_TAG: run.group})
+        with lock_file(MLFLOW_LOCK):  # parallel jobs would create the database or the experiment twice
+            found_runs = mlflow.search_runs(filter_string=has_name, output_format="list", max_results=1)
+            found_id = found_runs[0].info.run_id if found_runs else None
+            history = mlflow.MlflowClient().get_metric_history(found_id, PARTICIPANTS) if found_id else []
+            last_round = max((metric.step for metric in history), default=0)
+            if last_round > run.completed_rounds:  # the run's files were deleted, so it is a new record
+                found_id, last_round = None, 0
+            mlflow.start_run(run_id=found_id, run_name=run.name, tags={RUN_TAG: run.name, GROUP_TAG: run.group})
         if found_id is None:
             mlflow.log_params(flatten_settings(run.settings))
         return last_round

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,8 +42,19 @@ def measured_run(in_empty_folder: Path) -> dict[str, float]:
 def compute_forecast(cores: int = 1, **sections: object) -> forecast.Forecast:
     studies.write(studies.settings(**sections), Path())  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as machine:
-        machine.setattr("os.cpu_count", lambda: cores)
+        machine.setattr(forecast, "count_available_cores", lambda: cores)
         return forecast.forecast_remaining_work(planner.make_plan())
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system has no CPU affinity")
+def test_forecast_counts_cores_that_process_may_use() -> None:
+    """As in a container or a Slurm allocation. Snakemake's `cores: all` counts the same."""
+    code = (
+        "import os, sys\nfrom fedpipe.report.forecast import count_available_cores\n"
+        "os.sched_setaffinity(0, {int(sys.argv[1])})\nprint(count_available_cores())"
+    )
+    command = [sys.executable, "-c", code, str(min(os.sched_getaffinity(0)))]
+    assert subprocess.run(command, capture_output=True, text=True, check=True, cwd=studies.ROOT).stdout == "1\n"
 
 
 def test_forecast_scales_measured_runs_of_same_kind(measured_run: dict[str, float]) -> None:

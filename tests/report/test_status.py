@@ -169,6 +169,15 @@ def test_status_shows_other_runs_next_to_damaged_run(
     assert "2/3" in table
 
 
+@pytest.mark.parametrize("rounds", [[3, 4], None, {}, "fast"])
+def test_complete_run_with_damaged_times_is_damaged(plan: NewPlan, rounds: Any) -> None:
+    path = plan.runs[0].merged_files.times
+    path.write_text(json.dumps({"rounds": rounds}))
+    progress = status.load_progress_and_failures(plan)[0][0]
+    assert progress.state == "damaged"
+    assert f"{path} can't be read (its field rounds is missing or damaged)" in progress.damage
+
+
 def test_complete_run_without_its_rounds_is_damaged(plan: NewPlan) -> None:
     """Snakemake has nothing to do for this run. So it does not wait, as long as the manifest of its segment exists."""
     run = plan.runs[0]

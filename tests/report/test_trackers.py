@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -188,6 +189,21 @@ def test_tracker_record_has_settings_of_run(study: tuple[Path, NewPlan], tool: s
     assert settings["algorithm.name"] == "fedavg"
     assert settings["model.hidden"] == "[16]"
     assert {*trackers.flatten_settings(read_generated_yaml(second.files.settings))} <= settings.keys()
+
+
+@pytest.mark.slow
+def test_parallel_jobs_create_mlflow_database_and_experiment_once(in_empty_folder: Path) -> None:
+    """MLflow creates both without a lock, so all but one of the first jobs would go on without a record."""
+    mlflow = pytest.importorskip("mlflow")
+    plan = studies.prepare(studies.settings(("fedavg", "fedprox"), 1, study={"seeds": [0, 1]}))
+    with ThreadPoolExecutor(4) as pool:
+        outputs = pool.map(
+            lambda run: run_job(in_empty_folder, run.path, 1, "mlflow", MLFLOW_EXPERIMENT_NAME="new"), plan.runs
+        )
+        assert "continues without it" not in "".join(outputs)
+    client = mlflow.MlflowClient(f"sqlite:///{in_empty_folder}/mlflow.db")
+    experiment = client.get_experiment_by_name("new")
+    assert len(client.search_runs([experiment.experiment_id])) == 4
 
 
 @pytest.mark.slow
