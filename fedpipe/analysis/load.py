@@ -231,7 +231,7 @@ class Results:
             The run. By default, the study's first seed.
         grid
             Its point of the grid, by the last part of each name, such as ``alpha=0.1``, or by the full name, such as
-            ``**{"partition.alpha": 0.1}``.
+            ``**{"partition.alpha": 0.1}``. The texts in frames can be used, too.
         """
         with contextlib.chdir(self.folder):
             run_settings: dict[str, Any] = read_generated_yaml(

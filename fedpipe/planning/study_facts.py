@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -132,8 +133,9 @@ def require_models_of_diagnostics(algorithm: Algorithm, params: Params, cell: Ce
             if isinstance(diagnostic, HeadNorms) and "finetuned" in diagnostic.models:
                 with add_location_to_errors([f"diagnostics.{name}.models"]):
                     params.federation.require_rate_of_finetuning(round_number)
-            if isinstance(diagnostic, Locals):
-                _require_participants(algorithm, params, cell, diagnostic, f"diagnostics.{name}.clients", round_number)
+            if isinstance(diagnostic, Locals) and diagnostic.clients is not None:
+                key = f"diagnostics.{name}.clients"
+                _require_participants(algorithm, params, cell, diagnostic.clients, key, round_number)
         network = _build_empty_network(algorithm, params) if diagnostic.needs_linear_head else None
         if network and "head.weight" not in _make_empty_model(network):
             raise SettingsError(
@@ -143,16 +145,16 @@ def require_models_of_diagnostics(algorithm: Algorithm, params: Params, cell: Ce
 
 
 def _require_participants(
-    algorithm: Algorithm, params: Params, cell: Cell, diagnostic: Locals, key: str, round_number: int
+    algorithm: Algorithm, params: Params, cell: Cell, required: Sequence[int], key: str, round_number: int
 ) -> None:
-    """Require that the clients of a diagnostic train in a round. A method's own rule is known only in the round."""
+    """Require that clients train in a round. If a method selects participants, only held-out clients are known."""
     federation = params.federation
     held_out = federation.draw_held_out_clients(cell.seed)
     clients = [client for client in range(federation.clients) if client not in held_out]
     if type(algorithm).select_participants is Algorithm.select_participants:
         positions = federation.exclude_held_out_clients().draw_participants(cell.seed, round_number)
         clients = [clients[position] for position in positions]
-    if missing := [client for client in diagnostic.clients or () if client not in clients]:
+    if missing := [client for client in required if client not in clients]:
         raise SettingsError(
             f"{key}: with seed {cell.seed}, client {missing[0]} does not train in round {round_number}. Use "
             f"participants, {clients}, or remove the key to analyze all of them."

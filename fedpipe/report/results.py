@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -67,6 +68,11 @@ def format_grid_point(plan: Plan, cell: Cell | PlannedSearch) -> dict[str, str]:
 def get_row_key(plan: Plan, cell: Cell | PlannedSearch) -> tuple[str, ...]:
     """Get the algorithm and the grid values as text, which identify the table's row of a cell."""
     return cell.algorithm, *format_grid_point(plan, cell).values()
+
+
+def count_runs_by_row(plan: Plan) -> Counter[tuple[Hashable, ...]]:
+    """Count the runs of each row of the table, one per seed."""
+    return Counter(get_row_key(plan, cell) for cell in plan.cells)
 
 
 def format_row_labels(plan: Plan, row_key: Iterable[Hashable]) -> dict[str, str]:

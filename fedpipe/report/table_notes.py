@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from statistics import mean
 from typing import Any
@@ -157,7 +156,7 @@ def describe_best_values_at_grid_edges(data: StudyData) -> list[str]:
 
 def format_seed_counts(plan: Plan) -> Mapping[tuple[Hashable, ...], dict[str, str]]:
     """Describe the number of seeds by row, if some cells are missing."""
-    counts = Counter(results.get_row_key(plan, cell) for cell in plan.cells)
+    counts = results.count_runs_by_row(plan)
     if set(counts.values()) <= {len(plan.seeds)}:
         return {}
     return {row: {"seeds": f"{count} of {len(plan.seeds)}"} for row, count in counts.items()}

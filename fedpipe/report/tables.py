@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from html import escape
 from typing import Any
@@ -69,7 +68,7 @@ def build_report_sections(data: StudyData) -> list[str | TextTable]:
     """Build paragraphs and tables of the report, in order."""
     plan, rows = data.plan, []
     seeds = table_notes.format_seed_counts(plan)
-    run_counts = Counter[tuple[Hashable, ...]](results.get_row_key(plan, cell) for cell in plan.cells)
+    run_counts = results.count_runs_by_row(plan)
     cells_by_row: dict[tuple[Hashable, ...], list[dict[Hashable, Any]]] = {}
     for cell in data.reported_rows.to_dict("records"):  # a frame per row takes ten times as long
         cells_by_row.setdefault(tuple(cell[name] for name in plan.row_key_columns), []).append(cell)

@@ -6,7 +6,6 @@ import csv
 import io
 import itertools
 import shlex
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from string import ascii_lowercase
 from typing import NamedTuple
@@ -172,7 +171,7 @@ class _WideTableBuilder:
         protocols = data.reported_rows["protocol"].unique()
         self.test_protocols = [name for name in protocols if not name.endswith("-on-validation")]
         self.cells = data.reported_rows.set_index([*plan.row_key_columns, "protocol", "metric"]).to_dict("index")
-        self.run_counts = Counter(results.get_row_key(plan, cell) for cell in plan.cells)
+        self.run_counts = results.count_runs_by_row(plan)
         self.shown_keys = {self._split_row_key(key): tuple(map(str, key)) for key in data.table_row_keys}
         self.planned_cells = dict.fromkeys(
             self._split_row_key(results.get_row_key(full_plan, cell)) for cell in results.sort_cells(full_plan)

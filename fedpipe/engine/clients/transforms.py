@@ -61,7 +61,7 @@ def _crop_and_flip_images(
     is_flipped: Tensor | None,
     color: tuple[float, ...],
 ) -> Tensor:
-    """Pad the images with a color, crop random windows, and flip some of them, in one copy."""
+    """Pad the images with a color, crop random windows, and flip some of them."""
     height, width = x.shape[-2:]
     columns = torch.arange(width, device=x.device).unsqueeze(0)
     if is_flipped is not None:
