@@ -26,7 +26,6 @@ from fedpipe.core.storage.files import (
 from fedpipe.core.storage.layout import RunFiles
 from fedpipe.data import store
 from fedpipe.engine import collect, replay
-from fedpipe.engine.pruning import is_state_retained
 from fedpipe.engine.run import Run
 from fedpipe.engine.stack.stack import parse_stack_width
 from fedpipe.planning import freshness, partition
@@ -35,7 +34,7 @@ from fedpipe.planning.plan import Plan
 from fedpipe.planning.run_settings import RunSettings
 from fedpipe.report import contents, results, tuning
 from fedpipe.report.data import StudyData
-from fedpipe.settings.execution import Execution
+from fedpipe.settings.execution import Execution, is_state_retained
 
 #: Name of each kind of compared items in the summary.
 SUBJECT_NAMES = {

@@ -14,8 +14,8 @@ from fedpipe.core.storage.archive import PackError
 from fedpipe.core.storage.files import compute_file_sha256, is_intact, read_json, read_pt, write_json, write_pt
 from fedpipe.core.storage.layout import RunFiles
 from fedpipe.engine.blocks import convert_tree_to_state
-from fedpipe.engine.pruning import is_state_retained
 from fedpipe.engine.torch_env.trees import move_state, stack_states, unstack_client
+from fedpipe.settings.execution import is_state_retained
 
 StackedStates = tuple[dict[int, int], State]  #: row of each client, and the stacked kept states
 

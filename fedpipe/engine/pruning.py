@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from fedpipe.core.storage.files import TENSOR_FILES, fsync_files, is_stored, read_json, remove_path
 from fedpipe.core.storage.layout import RunFiles
 from fedpipe.planning.combined import read_plans
+from fedpipe.settings.execution import is_state_retained
 
 
 class RetentionRequest(NamedTuple):
@@ -16,11 +17,6 @@ class RetentionRequest(NamedTuple):
     rounds: int
     keep_models: str | int
     diagnosed_rounds: frozenset[int] = frozenset()  #: rounds whose states, and previous states, diagnostics read
-
-
-def is_state_retained(round_number: int, keep_models: str | int) -> bool:
-    """Whether `artifacts.keep_models` keeps a round's states after later rounds."""
-    return keep_models == "all" or (isinstance(keep_models, int) and round_number % keep_models == 0)
 
 
 class StatePruner:

@@ -166,15 +166,18 @@ class _PlanDraft:
             self.file_texts[str(store.get_dataset_settings_path(data))] = format_yaml(params.dataset.origin)
             check_new_clients(params, labels)
         for label in algorithms:
-            self.components.append(algorithm := params_by_label[label].algorithms[label].algorithm)
-            study_facts.reject_passes_of_frozen_body(algorithm, label, params_by_label[label])
-            study_facts.require_learning_rate_of_each_round(algorithm, label, params_by_label[label])
-            study_facts.require_learning_rate_of_personal_passes(algorithm, label, params_by_label[label])
-            facts = study_facts.build_study_facts(algorithm, params_by_label[label])
+            params = params_by_label[label]
+            self.components.append(algorithm := params.algorithms[label].algorithm)
+            study_facts.reject_passes_of_frozen_body(algorithm, label, params)
+            study_facts.require_learning_rate_of_each_round(algorithm, label, params)
+            study_facts.require_learning_rate_of_personal_passes(
+                algorithm, label, params, params.evaluation.protocols, [params.federation.rounds]
+            )
+            facts = study_facts.build_study_facts(algorithm, params)
             naming_mistakes = hook_names.find_naming_mistakes(algorithm)
             self.warnings += [f"algorithms.{label}: {mistake}" for mistake in naming_mistakes]
             self.warnings += algorithm.warnings(facts, f"algorithms.{label}")
-            self.warnings += study_facts.list_missing_accuracy_warnings(algorithm, label, params_by_label[label])
+            self.warnings += study_facts.list_missing_accuracy_warnings(algorithm, label, params)
         settings = {
             label: RunSettings.from_params(params, label, seeds[0]) for label, params in params_by_label.items()
         }
@@ -226,7 +229,9 @@ class _PlanDraft:
             if name in self.searches:
                 continue
             protocol = search.get_ranking_protocol(tune, params, label)
-            study_facts.require_model_of_tune_protocol(params.algorithms[label].algorithm, label, params, protocol)
+            algorithm = params.algorithms[label].algorithm
+            study_facts.require_model_of_tune_protocol(algorithm, label, params, protocol)
+            study_facts.require_learning_rate_of_personal_passes(algorithm, label, params, [protocol], tune.rungs)
             resolve = partial(resolve_draw, label)
             plan_draw = self.draw_planners[name] = partial(self._plan_draw, tune, label, params, protocol, resolve)
             candidates = tuple(

@@ -55,20 +55,23 @@ def reject_passes_of_frozen_body(algorithm: Algorithm, label: str, params: Param
         )
 
 
-def require_learning_rate_of_personal_passes(algorithm: Algorithm, label: str, params: Params) -> None:
-    """Require that the passes which make the personal models train after the last round, too."""
+def require_learning_rate_of_personal_passes(
+    algorithm: Algorithm, label: str, params: Params, protocols: Sequence[str], rounds: Sequence[int]
+) -> None:
+    """Require that the passes which make the personal models of ``protocols`` also train after these rounds."""
     federation = params.federation
-    has_personal_protocol = any(protocol.startswith("personal") for protocol in params.evaluation.protocols)
-    next_rate = federation.with_round_learning_rate(federation.rounds + 1).learning_rate
-    if not has_personal_protocol or next_rate or not federation.learning_rate:
+    rates = {number: federation.with_round_learning_rate(number + 1).learning_rate for number in rounds}
+    has_personal_protocol = any(protocol.startswith("personal") for protocol in protocols)
+    if not has_personal_protocol or all(rates.values()) or not federation.learning_rate:
         return
     if (network := _build_empty_network(algorithm, params)) is None:
         return
     passes = algorithm.bind(network, federation).personal_passes()
     if any(isinstance(one, Train) and one.step is None and one.epochs != 0 for one in passes):
         raise SettingsError(
-            f"federation.schedule: after round {federation.rounds} the learning rate is 0, so the pass that makes the "
-            f"personal models of {label} would not change them. Use a minimum above 0, or another period."
+            f"federation.schedule: after round {min(number for number in rounds if not rates[number])} the learning "
+            f"rate is 0, so the pass that makes the personal models of {label} would not change them. Use a minimum "
+            "above 0, or another period."
         )
 
 

@@ -1,8 +1,8 @@
 """Forecasts the hours, disk space and traffic of a study from runs of the same kind on this machine.
 
-Runs with the same algorithm, model and data set are of one kind. Real numbers among the parameters of the algorithm may
-differ, such as FedProx's mu. Seconds of training grow with the trained samples, and those of aggregation and evaluation
-with the rounds and the size of the data set. A forecast counts the runs of new kinds without an estimate.
+Runs with the same algorithm, model, data set, batch size, precision and evaluation are of one kind (:class:`RunKind`).
+Seconds of training grow with the trained samples, those of aggregation with the participants, and those of evaluation
+with the evaluated rounds and the size of the data set. A forecast counts the runs of new kinds without an estimate.
 """
 
 from __future__ import annotations
@@ -27,30 +27,50 @@ from fedpipe.planning.plan import PlannedRun
 from fedpipe.planning.planner import NewPlan
 from fedpipe.planning.run_settings import RunSettings
 from fedpipe.report.words import format_bytes, format_duration
+from fedpipe.settings.execution import is_state_retained
 
 RUNS_PER_KIND = 3  #: newest runs of each kind to average
+#: Keys of `federation` on which the seconds per sample or the bytes of a state depend.
+COST_KEYS = ("batch_size", "optimizer", "buffers", "dtype", "precision")
 
 
 class RunKind(NamedTuple):
-    """Digests of the settings on which the time per sample and the bytes of a state depend."""
+    """Digests of the settings on which the time per sample and the bytes of a state depend.
+
+    Real numbers among the parameters of the algorithm may differ, such as FedProx's mu, and so may `evaluation.every`.
+    """
 
     algorithm: str
     model: str
     dataset: str
+    computation: str
 
     @classmethod
     def from_settings(cls, settings: RunSettings) -> RunKind:
         """Get the kind of a run from its settings."""
         algorithm = {key: value for key, value in settings.algorithm.items() if not isinstance(value, float)}
-        digests = [compute_json_digest({**section, "code": None}) for section in (algorithm, settings.model)]
-        return cls(digests[0], digests[1], get_stored_dataset_path(settings.dataset).name)
+        federation = settings.federation
+        computation = {
+            "federation": {key: federation[key] for key in COST_KEYS},
+            "has_clipping": federation["clip_norm"] is not None,
+            "server": federation["server"]["optimizer"],
+            "transforms": settings.transforms,
+            "evaluation": settings.evaluation | {"every": None},
+        }
+        return cls(
+            compute_json_digest(algorithm | {"code": None}),
+            compute_json_digest(settings.model | {"code": None}),
+            get_stored_dataset_path(settings.dataset).name,
+            compute_json_digest(computation),
+        )
 
 
 class Rates(NamedTuple):
-    """Seconds per trained sample, seconds per sample of the data set and round, and bytes of a run."""
+    """Seconds and bytes of a run, by the number with which they grow."""
 
-    train: float
-    rest: float
+    train: float  #: seconds per trained sample
+    aggregate: float  #: seconds per participant and round
+    evaluate: float  #: seconds per sample of the data set and evaluated round
     server: float  #: bytes of a server's state
     client: float  #: bytes of a participant's kept state
     sent: float  #: bytes that a participant receives and sends in a round
@@ -78,8 +98,9 @@ class Forecast:
         return (
             f"{self.known_runs} of {self.runs} remaining runs would take {duration} on this machine "
             f"with {parallel_note}, store {format_bytes(self.stored_bytes)} and send "
-            f"{format_bytes(self.traffic_bytes)}. The forecast is from earlier runs with the same algorithm, model and "
-            f"data set (real-valued parameters of the algorithm may differ).{unknown_note}"
+            f"{format_bytes(self.traffic_bytes)}. The forecast is from earlier runs with the same algorithm, model, "
+            f"data set, batch size, precision and evaluation (real-valued parameters of the algorithm may differ)."
+            f"{unknown_note}"
         )
 
 
@@ -105,18 +126,16 @@ def forecast_remaining_work(*plans: NewPlan) -> Forecast:
     seconds, stored_bytes, traffic_bytes, total_rounds = [], 0.0, 0.0, 0
     for run, plan in remaining_runs.values():
         settings = plan.run_settings[run.key]
-        rounds = max(run.rounds - len(run.files.list_complete_rounds()[1:]), 0)  # a longer study may have more
+        complete_rounds = min(len(run.files.list_complete_rounds()[1:]), run.rounds)  # a longer study may have more
+        rounds = run.rounds - complete_rounds
         total_rounds += rounds
         run_rates = rates.get(RunKind.from_settings(settings))
         if not run_rates:
             continue
-        seconds.append(rounds * _estimate_round_seconds(plan, run, run_rates))
-        clients = settings.build_federation_settings().clients
-        states = _count_stored_states(plan.keep_models, run.rounds)
-        if rounds < run.rounds:
-            states -= _count_stored_states(plan.keep_models, run.rounds - rounds)
-            clients = 0  # those of clients that have not trained are counted already
-        stored_bytes += states * run_rates.server + (states * run.participants + clients) * run_rates.client
+        seconds.append(_estimate_seconds(plan, run, complete_rounds, run_rates))
+        stored_bytes += _estimate_stored_bytes(plan, run, run.rounds, run_rates)
+        if complete_rounds:
+            stored_bytes -= _estimate_stored_bytes(plan, run, complete_rounds, run_rates)
         traffic_bytes += rounds * run.participants * run_rates.sent
     parallel_runs = max(min(count_available_cores(), len(seconds)), 1)
     return Forecast(
@@ -144,18 +163,40 @@ def _assume_search_results(plan: NewPlan) -> NewPlan:
     )
 
 
-def _estimate_round_seconds(plan: NewPlan, run: PlannedRun, rates: Rates) -> float:
+def _estimate_seconds(plan: NewPlan, run: PlannedRun, complete_rounds: int, rates: Rates) -> float:
+    """Estimate the seconds of a run's remaining rounds."""
+    settings = plan.run_settings[run.key]
     train_samples, all_samples = plan.sample_counts[run.partition]
-    federation = plan.run_settings[run.key].build_federation_settings()
-    epochs = federation.count_epochs(round(train_samples / federation.clients))
-    return rates.train * train_samples * run.participants / federation.clients * epochs + rates.rest * all_samples
+    federation, every = settings.build_federation_settings(), settings.build_evaluation_settings().every
+    samples_per_client = train_samples / federation.clients
+    epochs = federation.count_epochs(round(samples_per_client))
+    round_seconds = run.participants * (rates.train * samples_per_client * epochs + rates.aggregate)
+    evaluations = run.rounds // every - complete_rounds // every
+    return (run.rounds - complete_rounds) * round_seconds + evaluations * rates.evaluate * all_samples
 
 
-def _count_stored_states(keep_models: str | int, rounds: int) -> int:
-    """Count the rounds whose states a run with this number of rounds keeps."""
-    if isinstance(keep_models, int):
-        return rounds // keep_models + 2
-    return rounds if keep_models == "all" else 2
+def _estimate_stored_bytes(plan: NewPlan, run: PlannedRun, rounds: int, rates: Rates) -> float:
+    """Estimate the bytes of all states that a run stores after some rounds."""
+    clients = plan.run_settings[run.key].build_federation_settings().clients
+    server_states, client_states = _count_stored_states(plan.keep_models, rounds, run.participants, clients)
+    return server_states * rates.server + client_states * rates.client
+
+
+@functools.cache
+def _count_stored_states(keep_models: str | int, rounds: int, participants: int, clients: int) -> tuple[int, float]:
+    """Count the states of the server, with that of round 0, and of clients that a run keeps after some rounds.
+
+    The states of a round's participants stay until all of them have trained again before the last round. The number of
+    such rounds is an expectation.
+    """
+    missed = 1 - participants / clients  # probability that a client does not participate in a round
+    server_rounds, client_rounds = 1, 0.0
+    for number in range(1, rounds + 1):
+        if number >= rounds - 1 or is_state_retained(number, keep_models):
+            server_rounds, client_rounds = server_rounds + 1, client_rounds + 1
+        else:
+            client_rounds += 1 - (1 - missed ** (rounds - 1 - number)) ** participants
+    return server_rounds, client_rounds * participants
 
 
 def _load_mean_rates(requested_kinds: set[RunKind]) -> dict[RunKind, Rates]:
@@ -176,8 +217,12 @@ def _load_mean_rates(requested_kinds: set[RunKind]) -> dict[RunKind, Rates]:
 
 def _average_rates(kind_rates: list[Rates]) -> Rates:
     """Average the rates of several runs: seconds weighted by trained samples, and bytes."""
-    train, rest, server, client, sent, weights = zip(*kind_rates, strict=True)
-    return Rates(fmean(train, weights), fmean(rest, weights), fmean(server), fmean(client), fmean(sent), sum(weights))
+    train, aggregate, evaluate, server, client, sent, weights = zip(*kind_rates, strict=True)
+    return Rates(
+        *(fmean(train, weights), fmean(aggregate, weights), fmean(evaluate, weights)),
+        *(fmean(server), fmean(client), fmean(sent)),
+        sum(weights),
+    )
 
 
 def _compute_run_rates(files: RunFiles, rounds: int, settings: RunSettings) -> Rates:
@@ -193,10 +238,12 @@ def _compute_run_rates(files: RunFiles, rounds: int, settings: RunSettings) -> R
     trained_samples = (
         train_samples * participation_sum * federation.count_epochs(round(train_samples / federation.clients))
     )
+    evaluations = [seconds["evaluate"] for seconds in times if "evaluate" in seconds]
     last = files.get_round_files(rounds)
     return Rates(
         train=sum(seconds["train"] for seconds in times) / trained_samples,
-        rest=sum(seconds["aggregate"] + seconds.get("evaluate", 0) for seconds in times) / rounds / all_samples,
+        aggregate=sum(seconds["aggregate"] for seconds in times) / sum(participants),
+        evaluate=fmean(evaluations) / all_samples,
         server=float(last.server_state.stat().st_size),
         client=last.client_states.stat().st_size / participants[-1] if last.client_states.is_file() else 0.0,
         sent=fmean(table["bytes_down"].to_pylist()) + fmean(table["bytes_up"].to_pylist()),

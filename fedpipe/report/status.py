@@ -10,10 +10,11 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Literal, get_args
 
 from fedpipe.core import callbacks
@@ -52,7 +53,7 @@ class RunProgress:
     rounds: int  #: complete rounds
     total: int  #: rounds of the study
     accuracy: float | None
-    seconds: float | None  #: mean seconds of the last rounds
+    seconds: float | None  #: mean seconds of the last rounds. An evaluation counts once per `evaluation.every` rounds
     #: Accuracies in [0, 1] by evaluated round and protocol, if they were loaded.
     curves: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     damage: str = ""  #: message about the damaged file
@@ -251,13 +252,15 @@ def _read_run_progress(
         modification_time = merged_files.marker.stat().st_mtime_ns
         curves = _read_merged_accuracy_curves(merged_files, merged_files.marker.absolute(), modification_time)
         try:
-            seconds = _average_round_seconds(read_json(merged_files.times)["rounds"][-RECENT_ROUNDS:])
+            times = dict(enumerate(read_json(merged_files.times)["rounds"][: run.rounds], start=1))
+            evaluated_rounds = [number for number in reversed(times) if "evaluate" in times[number]]
+            seconds = _average_round_seconds(times, evaluated_rounds)
         except (LookupError, TypeError, AttributeError):
             raise make_unreadable_file_error(merged_files.times, "its field rounds is missing or damaged") from None
     else:
         state = _get_state_of_incomplete_run(files, complete_rounds, jobs, snakemake_start)
         curves = _read_accuracy_curves(files, complete_rounds, None if has_curves else 1)
-        seconds = _read_round_seconds(files, complete_rounds)
+        seconds = _read_mean_round_seconds(files, complete_rounds)
     accuracy = _get_last_accuracy(plan, run, curves)
     return RunProgress(name, state, complete_rounds, run.rounds, accuracy, seconds, curves if has_curves else {})
 
@@ -305,14 +308,15 @@ def _count_complete_rounds(files: RunFiles, total_rounds: int) -> int:
     return len([*itertools.takewhile(complete_rounds.__contains__, range(1, total_rounds + 1))])
 
 
+def _iterate_evaluated_rounds(files: RunFiles, complete_rounds: int) -> Iterator[int]:
+    """Iterate over the evaluated rounds, newest first."""
+    return (number for number in range(complete_rounds, 0, -1) if is_stored(files.get_round_files(number).metrics))
+
+
 def _read_accuracy_curves(files: RunFiles, complete_rounds: int, limit: int | None) -> dict[int, dict[str, float]]:
     """Read the accuracies by protocol of the evaluated rounds, or of the last ``limit`` of them."""
-    evaluated_rounds = (
-        number for number in range(complete_rounds, 0, -1) if is_stored(files.get_round_files(number).metrics)
-    )
-    return {
-        number: callbacks.read_round_accuracies(files, number) for number in itertools.islice(evaluated_rounds, limit)
-    }
+    evaluated_rounds = itertools.islice(_iterate_evaluated_rounds(files, complete_rounds), limit)
+    return {number: callbacks.read_round_accuracies(files, number) for number in evaluated_rounds}
 
 
 @functools.cache
@@ -331,15 +335,31 @@ def _read_merged_accuracy_curves(
     return curves
 
 
-def _read_round_seconds(files: RunFiles, complete_rounds: int) -> float | None:
-    times = []
-    for number in range(max(complete_rounds - RECENT_ROUNDS, 0) + 1, complete_rounds + 1):
+def _read_mean_round_seconds(files: RunFiles, complete_rounds: int) -> float | None:
+    """Read the mean seconds of an incomplete run's last rounds."""
+    evaluated_rounds = [*itertools.islice(_iterate_evaluated_rounds(files, complete_rounds), 2)]
+    recent_rounds = range(max(complete_rounds - RECENT_ROUNDS, 0) + 1, complete_rounds + 1)
+    times = {}
+    for number in sorted({*recent_rounds, *evaluated_rounds}):
         with suppress(ArtifactError):  # times have no checksum
-            times.append(read_json(files.get_round_files(number).times))
-    return _average_round_seconds(times)
+            times[number] = read_json(files.get_round_files(number).times)
+    return _average_round_seconds(times, evaluated_rounds)
 
 
-def _average_round_seconds(times: Sequence[Mapping[str, float]]) -> float | None:
-    """Average the seconds of rounds. None without any."""
-    seconds = [sum(round_times.get(name, 0) for name in results.TIMED_PHASES) for round_times in times]
-    return sum(seconds) / len(seconds) if seconds else None
+def _average_round_seconds(times: Mapping[int, Mapping[str, float]], evaluated_rounds: Sequence[int]) -> float | None:
+    """Average the seconds of the last rounds, with the part of an evaluation that a round has. None without times.
+
+    ``times`` by round are in ascending order, and ``evaluated_rounds`` are the last ones, newest first.
+    """
+    recent_times = [*times.values()][-RECENT_ROUNDS:]
+    if not recent_times:
+        return None
+    seconds = fmean(
+        sum(round_times.get(phase, 0) for phase in results.TIMED_PHASES if phase != "evaluate")
+        for round_times in recent_times
+    )
+    evaluations = [round_times["evaluate"] for round_times in times.values() if "evaluate" in round_times]
+    if evaluations and evaluated_rounds:
+        last, previous = [*evaluated_rounds, 0][:2]  # evaluation.every is the distance
+        seconds += fmean(evaluations[-RECENT_ROUNDS:]) / (last - previous)
+    return seconds

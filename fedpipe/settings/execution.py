@@ -60,3 +60,8 @@ class Artifacts(Section):
         description="Rounds whose states are kept. `all`: every round. `last`: the last two. A number K: every K-th "
         "and the last two.",
     )
+
+
+def is_state_retained(round_number: int, keep_models: str | int) -> bool:
+    """Whether `artifacts.keep_models` keeps a round's states after later rounds."""
+    return keep_models == "all" or (isinstance(keep_models, int) and round_number % keep_models == 0)

@@ -109,6 +109,25 @@ def test_search_by_finetuned_models_needs_learning_rate_after_each_rung() -> Non
     plan_study({"rungs": [1, 2]}, federation=federation)
 
 
+def test_search_needs_learning_rate_of_personal_passes_after_each_rung() -> None:
+    """With rate 0, draws would be ranked by the models that the clients receive."""
+
+    def plan_rungs(*rungs: int) -> None:
+        settings = studies.settings(
+            ("pfps_lwc",),
+            tune=TUNE | {"over": {"federation.learning_rate": OVER["federation.learning_rate"]}, "rungs": [*rungs]},
+            federation={"rounds": 4, "schedule": {"name": "cosine", "period": 2}},
+            evaluation={"protocols": ["global-on-global"]},
+            dataset={"validation_fraction": 0.2},
+        )
+        studies.write(settings, Path())
+        planner.make_plan()
+
+    plan_rungs(1, 3)
+    with rejects("federation.schedule: after round 2 the learning rate is 0 ... personal models of pfps_lwc ... above"):
+        plan_rungs(1, 2)
+
+
 def test_search_has_same_number_of_draws_for_each_method() -> None:
     plan = plan_study()
     fedavg, fedprox = plan.tuning.searches

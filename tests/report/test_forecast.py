@@ -63,7 +63,7 @@ def test_forecast_scales_measured_runs_of_same_kind(measured_run: dict[str, floa
     )
     assert (longer.runs, longer.known_runs) == (2, 2)
     assert longer.seconds == pytest.approx(2 * 10 * (4 * 3.0 + 2.0), rel=0.02)
-    assert longer.stored_bytes == 2 * 2 * measured_run["server"]
+    assert longer.stored_bytes == 2 * 3 * measured_run["server"], "round 0 and the last two"
     assert longer.traffic_bytes == 2 * 10 * 5 * measured_run["sent"]
     assert "on this machine with one run at a time, store" in str(longer)
     parallel = compute_forecast(2, rounds=10, study={"seeds": [1, 2]})
@@ -116,13 +116,46 @@ def test_forecast_compares_parameters_that_change_bytes_and_time(in_empty_folder
     assert count_known_runs(algorithms={"fedper": {"layers": 2}}) == 1, "another layer is not sent"
     assert count_known_runs(model={"name": "mlp", "hidden": [2000]}) == 0
     assert count_known_runs(dataset={"name": "generated", "like": "mnist"}) == 0
+    assert count_known_runs(federation={"batch_size": "full"}) == 0
+    assert count_known_runs(federation={"dtype": "float64"}) == 0, "states have twice the bytes"
+    assert count_known_runs(federation={"server": {"optimizer": "momentum"}}) == 0, "the server's state has momentum"
+    assert count_known_runs(federation={"clip_norm": 1.0}) == 0
+    assert count_known_runs(transforms={"flip": True}) == 0
+    assert count_known_runs(evaluation={"protocols": ["finetuned-on-local"]}) == 0
+    assert count_known_runs(evaluation={"every": 3}) == 2
+
+
+def test_forecast_counts_evaluated_rounds(measured_run: dict[str, float]) -> None:
+    """3.5 s of each round are training and aggregation, and 1.5 s of each evaluated round are evaluation."""
+    assert compute_forecast(rounds=12, evaluation={"every": 4}).seconds == pytest.approx(12 * 3.5 + 3 * 1.5, rel=0.02)
+    assert compute_forecast(rounds=12, evaluation={"every": 12}).seconds == pytest.approx(12 * 3.5 + 1.5, rel=0.02)
+
+
+@pytest.mark.parametrize("keep_models", ["all", "last", 3])
+def test_forecast_counts_stored_states(keep_models: str | int, in_empty_folder: Path) -> None:
+    """Those of SCAFFOLD's clients, of whom two train in a round. The last state of each client stays."""
+    study = {"labels": ("scaffold",), "federation": {"participation": 0.4}, "artifacts": {"keep_models": keep_models}}
+    (run,) = studies.open_runs(studies.prepare(studies.settings(rounds=8, **study)))
+    studies.finish_run(run, 8)
+
+    def count_stored_bytes() -> int:
+        return sum(path.stat().st_size for path in run.files.rounds_folder.glob("*/*.pt"))
+
+    stored_bytes, one_file = count_stored_bytes(), run.files.get_round_files(8).client_states.stat().st_size
+    tolerance = 0 if keep_models == "all" else 2 * one_file  # the seed decides when a client trains
+    other = compute_forecast(**{"rounds": 8, **study}, study={"seeds": [1]})
+    assert other.stored_bytes == pytest.approx(stored_bytes, rel=1e-9, abs=tolerance)
+    longer = compute_forecast(**{"rounds": 16, **study})
+    studies.finish_run(studies.open_runs(studies.prepare(studies.settings(rounds=16, **study)))[0], 16)
+    assert longer.stored_bytes == pytest.approx(count_stored_bytes() - stored_bytes, rel=1e-9, abs=tolerance)
 
 
 def test_forecast_of_partly_complete_search_is_upper_bound(in_empty_folder: Path) -> None:
     """The draws that continue may be among those that are complete."""
     over = {"federation.learning_rate": {"log": [0.01, 1.0]}}
     tune = {"over": over, "draws": 4, "rungs": [1, 2], "by": "personal-on-validation", "seeds": [7]}
-    settings = studies.settings(rounds=2, tune=tune, dataset={"validation_fraction": 0.2})
+    evaluation = {"protocols": ["personal-on-validation"]}  # as that of the draws, so that the runs are of one kind
+    settings = studies.settings(rounds=2, tune=tune, evaluation=evaluation, dataset={"validation_fraction": 0.2})
     plan = studies.prepare(settings)
     assert not forecast.forecast_remaining_work(plan).is_upper_bound
     studies.finish_study(plan)

@@ -155,6 +155,27 @@ def test_seconds_of_run_are_mean_of_last_five_rounds() -> None:
     assert progress.damage.startswith(f"{merged_times} can't be read (its field rounds is missing")
 
 
+@pytest.mark.parametrize(("every", "rounds", "expected"), [(3, 8, 1 + 9 / 3), (8, 8, 1 + 24 / 8), (2, 6, 1 + 6 / 2)])
+def test_seconds_of_round_have_its_part_of_evaluation(every: int, rounds: int, expected: float) -> None:
+    """Also if the last five rounds have no evaluation, or more than their part."""
+    plan = studies.prepare(studies.settings(rounds=24, evaluation={"every": every}))
+    (run,) = studies.open_runs(plan)
+    list(run.run_segment(rounds))
+    times = [
+        {"train": 0.75, "aggregate": 0.25} | ({} if number % every else {"evaluate": 3.0 * every})
+        for number in range(1, rounds + 1)
+    ]
+    for number, round_times in enumerate(times, start=1):
+        files.write_json(run.files.get_round_files(number).times, round_times)
+    (progress,) = status.load_progress_and_failures(plan)[0]
+    assert (progress.seconds, progress.seconds_left) == (expected, expected * (24 - rounds))
+    studies.finish_run(run, 24)
+    merged_times = plan.runs[0].merged_files.times
+    files.write_json(merged_times, files.read_json(merged_times) | {"rounds": times})
+    (progress,) = status.load_progress_and_failures(plan)[0]
+    assert (progress.state, progress.seconds) == ("done", expected)
+
+
 @pytest.mark.parametrize("name", ["marker", "metrics", "times"])
 @pytest.mark.parametrize("content", [b"", b"{}"])
 def test_status_shows_other_runs_next_to_damaged_run(
