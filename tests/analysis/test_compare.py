@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import io
+import json
 import math
 import os
 import re
@@ -206,6 +207,19 @@ def test_compare_rejects_revision_without_recorded_results(folder: Path) -> None
     run_command(folder, "git", "commit", "-qm", "before the first record")
     error = r"^fedpipe: 'HEAD' does not contain results/plan\.json\. Check out 'HEAD', type `dvc repro`, and commit\.$"
     assert re.search(error, compare(folder, "HEAD", fails=True))
+
+
+@pytest.mark.slow
+def test_compare_rejects_plan_of_another_version(folder: Path) -> None:
+    plan_path = folder / "results/plan.json"
+    plan = json.loads(plan_path.read_text())
+    plan_path.write_text(json.dumps({name: value for name, value in plan.items() if name != "cells"}))
+    for command in (("dvc", "commit", "-fq"), ("git", "add", "-A"), ("git", "commit", "-qm", "another version")):
+        run_command(folder, *command)
+    error = (
+        r"^fedpipe: HEAD: its results/plan\.json was written by another version of fedpipe\. Name another revision\.$"
+    )
+    assert re.search(error, compare(folder, "HEAD", "v1", fails=True))
 
 
 @pytest.mark.slow

@@ -57,6 +57,26 @@ def test_aggregate_rejects_block_of_another_round(blocks: tuple[RunFiles, RunFil
     assert not files.get_round_files(2).server_state.exists()
 
 
+@pytest.mark.parametrize("problem", ["missing", "repeated"])
+def test_aggregate_requires_each_participant_once(
+    problem: str, blocks: tuple[RunFiles, RunFiles], run_fedpipe: RunFedpipe
+) -> None:
+    """Blocks of another size are left after a change of `execution.clients_per_job`."""
+    files, path = blocks[0].get_round_files(1), str(blocks[0].path)
+    first, second = files.get_block_uploads_path(0), files.get_block_uploads_path(1)
+    if problem == "repeated":
+        shutil.copy(first, second)
+    else:
+        assert run_fedpipe("train", path, "--round", "1", "--block", "0", "--size", "4")[0] == 0
+    count = "2" if problem == "repeated" else "1"
+    status, _, message = run_fedpipe("aggregate", path, "--round", "1", "--blocks", count)
+    assert status == 2
+    clients = [*range(10)] * 2 if problem == "repeated" else [*range(4)]
+    assert message.startswith(f"fedpipe: {files.path}: its blocks contain the clients {clients} instead of [0, 1, 2, ")
+    assert message.endswith("Delete the folder and run again.\n")
+    assert not files.server_state.exists()
+
+
 @pytest.mark.parametrize(
     "change",
     [
