@@ -8,11 +8,17 @@ SHELL := /bin/bash  # Apple's make 3.81 ignores this PATH if it starts a command
 
 setup: $(BIN)/.installed
 
+# The lock has all dependencies, so pip need not resolve them. PyTorch is half of the bytes and has its own process.
+PIP_OPTIONS := -q --no-compile --no-deps
+TORCH := ^(cuda-|nvidia-|torch|triton)
+
 $(BIN)/.installed: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; (3, 11) <= sys.version_info < (3, 15) or sys.exit("fedpipe needs Python 3.11 to 3.14, and " \
 		"$(PYTHON) is %d.%d. Name another one: make $(MAKECMDGOALS) PYTHON=python3.12" % sys.version_info[:2])'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install -q --no-compile -r requirements.lock
+	$(BIN)/pip install $(PIP_OPTIONS) -r <(grep -E '$(TORCH)' requirements.lock) & \
+		$(BIN)/pip install $(PIP_OPTIONS) -r <(grep -vE '$(TORCH)' requirements.lock) && wait $$!
+	$(BIN)/pip check
 	@$(BIN)/python -m compileall -qq -j 0 -x '/tests/' .venv/lib || true  # pip would compile on one core
 	$(BIN)/pip install -q --no-deps --no-build-isolation -e .
 	touch $@

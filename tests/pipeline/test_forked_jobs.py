@@ -106,7 +106,7 @@ def test_demo_benchmark_writes_consistent_measurements(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGINT"])
 def test_jobs_end_with_snakemake_and_same_command_resumes(project: Project, tmp_path: Path, how: str) -> None:
-    project.write(studies.settings(("fedavg", "scaffold"), 400))
+    project.write(studies.settings(("fedavg", "scaffold"), 4000))
     errors = project.folder / "stderr.txt"
     command = ("snakemake", "runs", *LOCAL)
     with project.start_command(*command, stdout=subprocess.DEVNULL, stderr=errors.open("w")) as running:
@@ -123,7 +123,7 @@ def test_jobs_end_with_snakemake_and_same_command_resumes(project: Project, tmp_
         advice = "Complete rounds are kept. To continue after them, type:\n    snakemake runs --profile workflow"
         assert errors.read_text().count(advice) == 1
     complete = find_last_rounds(project)
-    assert 2 <= max(complete.values()) < 400, "the jobs finished before they could end with snakemake"
+    assert 2 <= max(complete.values()) < 4000, "the jobs finished before they could end with snakemake"
     total = max(complete.values()) + 1
     params = studies.settings(("fedavg", "scaffold"), total)
     project.write(params)
@@ -140,7 +140,7 @@ def test_jobs_end_with_snakemake_and_same_command_resumes(project: Project, tmp_
 
 @pytest.mark.slow
 def test_closed_terminal_ends_jobs_and_new_command_resumes(project: Project) -> None:
-    project.write(studies.settings(("fedavg", "scaffold"), 400))
+    project.write(studies.settings(("fedavg", "scaffold"), 4000))
     with project.start_command(sys.executable, "-c", TERMINAL) as terminal:
         wait_for_round(project, 2, terminal)
         shell = (project.folder / "shell").read_text().strip()
@@ -150,7 +150,7 @@ def test_closed_terminal_ends_jobs_and_new_command_resumes(project: Project) -> 
         terminal.kill()
         wait_for_end(processes)
     last_round = max(find_last_rounds(project).values())
-    assert 2 <= last_round < 400
+    assert 2 <= last_round < 4000
     assert "(2 stopped)" in project.fedpipe("status")
     project.edit(federation={"rounds": last_round + 1})
     project.snakemake("runs")
